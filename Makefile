@@ -7,7 +7,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-SERVICES ?= databases
+SERVICES ?= all
 ARGS ?=
 bin := .venv/bin
 export PYTHON
