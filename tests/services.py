@@ -134,7 +134,7 @@ def version(service: str) -> str:
             with closing(_postgres(server)) as connection:
                 text = connection.info.parameter_status("server_version") or ""
         case "mariadb":
-            with closing(_mariadb(server)) as connection, connection.cursor() as cursor:
+            with closing(_mariadb(server)) as client, client.cursor() as cursor:
                 cursor.execute("SELECT version()")
                 text = str((cursor.fetchone() or ("",))[0])
         case _:
