@@ -11,7 +11,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult, urlsplit
@@ -35,6 +35,8 @@ class State:
     pid: int = 0
     started: int = 0
     ports: dict[str, int] = field(default_factory=dict)
+    helper_pid: int = 0
+    helper_started: int = 0
 
 
 class Server(ABC):
@@ -51,10 +53,11 @@ class Server(ABC):
         self.folder = root / self.name
         self.log = self.folder / "server.log"
         self._state_file = self.folder / "state.json"
-        try:
-            self.state = State(**json.loads(self._state_file.read_text()))
-        except FileNotFoundError:
-            self.state = State()
+        self.state = State()
+        if self._state_file.exists():
+            stored = json.loads(self._state_file.read_text())
+            known = {each.name for each in fields(State)}
+            self.state = State(**{key: stored[key] for key in known & set(stored)})
 
     @classmethod
     def variable(cls) -> str:
@@ -203,6 +206,11 @@ class Server(ABC):
         if done.returncode != 0:
             tail = "".join(f"\n    {line}" for line in done.stdout.splitlines()[-15:])
             raise ServiceError(f"{self.name}: {Path(command[0]).name} failed{tail}")
+
+
+def find(program: str) -> str | None:
+    """The program's path; servers are often where only root's PATH looks."""
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin:/usr/local/sbin")
 
 
 def connect(url: SplitResult, timeout: float = 3.0) -> socket.socket:

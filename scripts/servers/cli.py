@@ -19,11 +19,14 @@ from urllib.parse import urlsplit
 from servers import apt, docker
 from servers.base import Server, ServiceError
 from servers.mariadb import MariaDB
+from servers.nats import Nats
 from servers.postgres import Postgres
+from servers.rabbitmq import RabbitMQ
+from servers.redis import Redis
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATABASES: tuple[type[Server], ...] = (Postgres, MariaDB)
-BROKERS: tuple[type[Server], ...] = ()
+BROKERS: tuple[type[Server], ...] = (Redis, Nats, RabbitMQ)
 KINDS = {kind.name: kind for kind in (*DATABASES, *BROKERS)}
 GROUPS = {
     "databases": [kind.name for kind in DATABASES],
@@ -113,7 +116,9 @@ def locked(root: Path) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    # In one write: threads and other programs share the terminal.
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def report(server: Server, what: str, since: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult, unquote
 
-from servers.base import NotReadyError, Server, connect, receive
+from servers.base import NotReadyError, Server, connect, find, receive
 
 # Run at every start, so the account is right even in a data folder of an earlier version.
 BOOTSTRAP = """\
@@ -27,12 +27,8 @@ class MariaDB(Server):
     scheme = "mysql"
     user = "mysql"
 
-    @staticmethod
-    def _program() -> str | None:
-        return shutil.which("mariadbd", path="/usr/sbin") or shutil.which("mariadbd")
-
     def installed(self) -> bool:
-        return self._program() is not None and shutil.which("mariadb-install-db") is not None
+        return find("mariadbd") is not None and find("mariadb-install-db") is not None
 
     @property
     def _data(self) -> Path:
@@ -52,10 +48,8 @@ class MariaDB(Server):
         draft.replace(self._data)
 
     def command(self) -> Sequence[str | Path]:
-        program = self._program()
-        assert program is not None
         return [
-            program,
+            find("mariadbd") or "",
             "--no-defaults",
             f"--datadir={self._data}",
             f"--init-file={self.folder / 'bootstrap.sql'}",
