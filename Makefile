@@ -41,7 +41,7 @@ test-fast: $(dev_ready)  ## The tests that need no server
 lint: $(dev_ready)  ## ruff and the import rules
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
-	@$(bin)/lint-imports
+	@$(bin)/lint-imports --no-logo
 
 .PHONY: types
 types: $(dev_ready)  ## mypy --strict
