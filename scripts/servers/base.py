@@ -18,6 +18,19 @@ from urllib.parse import SplitResult, urlsplit
 
 from servers import process
 
+DEFAULT_PORTS = {
+    "postgresql": 5432,
+    "mysql": 3306,
+    "redis": 6379,
+    "rediss": 6379,
+    "nats": 4222,
+    "tls": 4222,
+    "amqp": 5672,
+    "amqps": 5671,
+    "kafka": 9092,
+    "pulsar": 6650,
+}
+
 
 class ServiceError(Exception):
     """A server cannot be used; the text says why and what to do, in one line if possible."""
@@ -112,6 +125,7 @@ class Server(ABC):
 
     def _ping(self) -> None:
         url = urlsplit(self.url)
+        url = url._replace(netloc=url.netloc.split(",")[0])
         if url.scheme == self.scheme:
             self.ping(url)
         else:
@@ -214,9 +228,10 @@ def find(program: str) -> str | None:
 
 
 def connect(url: SplitResult, timeout: float = 3.0) -> socket.socket:
-    if url.hostname is None or url.port is None:
+    port = url.port or DEFAULT_PORTS.get(url.scheme.split("+")[0])
+    if url.hostname is None or port is None:
         raise OSError(f"no host and port in the URL of scheme {url.scheme}")
-    return socket.create_connection((url.hostname, url.port), timeout)
+    return socket.create_connection((url.hostname, port), timeout)
 
 
 def receive(link: socket.socket, size: int) -> bytes:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from servers import apt, docker
 from servers.base import Server, ServiceError
+from servers.kafka import Kafka
 from servers.mariadb import MariaDB
 from servers.nats import Nats
 from servers.postgres import Postgres
@@ -26,7 +27,7 @@ from servers.redis import Redis
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATABASES: tuple[type[Server], ...] = (Postgres, MariaDB)
-BROKERS: tuple[type[Server], ...] = (Redis, Nats, RabbitMQ)
+BROKERS: tuple[type[Server], ...] = (Redis, Nats, RabbitMQ, Kafka)
 KINDS = {kind.name: kind for kind in (*DATABASES, *BROKERS)}
 GROUPS = {
     "databases": [kind.name for kind in DATABASES],

@@ -1,0 +1,75 @@
+"""Servers that are published as Maven artifacts: resolved once, kept in the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from servers.base import ServiceError
+
+PACKAGES = ("default-jre-headless", "maven")
+COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+POM = """\
+<project>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>semel</groupId>
+  <artifactId>server</artifactId>
+  <version>1</version>
+  <dependencies>
+{dependencies}  </dependencies>
+</project>
+"""
+DEPENDENCY = """\
+    <dependency>
+      <groupId>{}</groupId>
+      <artifactId>{}</artifactId>
+      <version>{}</version>
+    </dependency>
+"""
+
+
+def installed() -> bool:
+    return shutil.which("java") is not None and shutil.which("mvn") is not None
+
+
+def class_path(name: str, coordinates: Sequence[str]) -> str:
+    """The class path of the artifacts and of all that they need at run time.
+
+    Maven gives the first mention of a library precedence, so coordinates may pin later ones.
+    """
+    parts = [DEPENDENCY.format(*each.split(":")) for each in coordinates]
+    pom = POM.format(dependencies="".join(parts))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semel"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"{name}-{hashlib.sha256(pom.encode()).hexdigest()[:12]}"
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _resolve(pom, folder)
+    # Sorted, and each by its name: two versions of one class must not depend on the disk.
+    return os.pathsep.join(str(jar) for jar in sorted((folder / "lib").glob("*.jar")))
+
+
+def _resolve(pom: str, folder: Path) -> None:
+    draft = folder.with_suffix(".new")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    (draft / "pom.xml").write_text(pom)
+    done = subprocess.run(
+        ["mvn", "-B", "-q", COPY, "-DincludeScope=runtime", f"-DoutputDirectory={draft / 'lib'}"],
+        cwd=draft,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = [line for line in done.stdout.splitlines() if "ERROR" in line]
+        raise ServiceError(f"mvn could not resolve {folder.name}\n    {(lines or [''])[0]}")
+    draft.replace(folder)
