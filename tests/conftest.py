@@ -86,7 +86,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             release = version(name)
         except Exception as error:  # noqa: BLE001 - a dead server must not spoil the summary
             release = f"does not answer ({type(error).__name__})"
-        terminalreporter.line(f"{name} {release}, {tests[name]} tests, {shown_url(name)}")
+        told = f"{name} {release}".strip()
+        terminalreporter.line(f"{told}, {tests[name]} tests, {shown_url(name)}")
     missing = [name for name in SERVICES if f"{MISSING}{name}" in skipped]
     wanting = sum(skipped.pop(f"{MISSING}{name}") for name in missing)
     for reason, count in skipped.items():
