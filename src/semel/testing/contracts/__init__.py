@@ -1,0 +1,23 @@
+"""One test class per protocol: subclass it, give it a fixture, and run pytest.
+
+    class TestMyBus(MessageBusContract):
+        @pytest_asyncio.fixture
+        async def bus(self):
+            async with MyBus("my://localhost") as bus:
+                yield bus
+
+What an implementation cannot do is switched off by a flag, such as `reports_lag = False`.
+"""
+
+import pytest
+
+# Before the import: assertions in a package that is installed explain nothing otherwise.
+pytest.register_assert_rewrite(
+    "semel.testing.contracts.bus",
+    "semel.testing.contracts.inbox",
+    "semel.testing.contracts.outbox",
+)
+
+from semel.testing.contracts.bus import MessageBusContract  # noqa: E402
+
+__all__ = ["MessageBusContract"]
