@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from servers.base import ServiceError
+from .base import ServiceError
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 DENY = "#!/bin/sh\nexit 101\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult, urlsplit
 
-from servers import process
+from . import process
 
 DEFAULT_PORTS = {
     "postgresql": 5432,
@@ -116,20 +116,33 @@ class Server(ABC):
 
     # Readiness
 
-    def answers(self) -> bool:
+    def answers(self, *, given: bool = False) -> bool:
+        """Whether the server does what it is asked; for a given one, whether it is there.
+
+        A server that is not ours may want TLS or a login of which we know nothing.
+        """
         try:
             self._ping()
         except (OSError, NotReadyError):
+            if not given:
+                return False
+        else:
+            return True
+        try:
+            connect(self._parsed).close()
+        except OSError:
             return False
         return True
 
-    def _ping(self) -> None:
+    @property
+    def _parsed(self) -> SplitResult:
         url = urlsplit(self.url)
-        url = url._replace(netloc=url.netloc.split(",")[0])
-        if url.scheme == self.scheme:
-            self.ping(url)
-        else:
-            connect(url).close()
+        return url._replace(netloc=url.netloc.split(",")[0])
+
+    def _ping(self) -> None:
+        if self._parsed.scheme != self.scheme:
+            raise NotReadyError(f"the scheme is not {self.scheme}")
+        self.ping(self._parsed)
 
     def await_ready(self, child: subprocess.Popen[bytes] | None = None) -> None:
         deadline = time.monotonic() + self.start_timeout

@@ -16,18 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from servers import apt, docker
-from servers.base import Server, ServiceError
-from servers.kafka import Kafka
-from servers.mariadb import MariaDB
-from servers.nats import Nats
-from servers.postgres import Postgres
-from servers.rabbitmq import RabbitMQ
-from servers.redis import Redis
+from . import apt, docker
+from .base import Server, ServiceError
+from .kafka import Kafka
+from .mariadb import MariaDB
+from .nats import Nats
+from .postgres import Postgres
+from .pulsar import Pulsar
+from .rabbitmq import RabbitMQ
+from .redis import Redis
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATABASES: tuple[type[Server], ...] = (Postgres, MariaDB)
-BROKERS: tuple[type[Server], ...] = (Redis, Nats, RabbitMQ, Kafka)
+BROKERS: tuple[type[Server], ...] = (Redis, Nats, RabbitMQ, Kafka, Pulsar)
 KINDS = {kind.name: kind for kind in (*DATABASES, *BROKERS)}
 GROUPS = {
     "databases": [kind.name for kind in DATABASES],
@@ -200,7 +201,7 @@ def start(server: Server) -> None:
         case "native" if not server.running():
             server.start()
             report(server, "started", since)
-        case "env" if not server.answers():
+        case "env" if not server.answers(given=True):
             raise ServiceError(f"{redacted(server.url)} of {server.variable()} does not answer")
         case way:
             server.await_ready()
@@ -243,6 +244,7 @@ def status(servers: Sequence[Server], *, as_json: bool) -> int:
                 "url": server.url,
                 "up": is_it,
                 "pid": server.state.pid if how(server) == "native" and server.running() else None,
+                "ports": server.state.ports if how(server) == "native" else {},
                 "log": str(server.log) if how(server) == "native" else None,
             }
             for server, is_it in zip(servers, ups, strict=True)
@@ -258,7 +260,7 @@ def status(servers: Sequence[Server], *, as_json: bool) -> int:
 def is_up(server: Server) -> bool:
     """Whether it is ours or given, and answers; a stranger on our port does not count."""
     ours = server.running() or server.state.how == "docker" or how(server) == "env"
-    return ours and server.answers()
+    return ours and server.answers(given=how(server) == "env")
 
 
 def env(servers: Sequence[Server]) -> int:

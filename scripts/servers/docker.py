@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from servers.base import ServiceError
+from .base import ServiceError
 
 COMPOSE_FILE = Path(__file__).resolve().parents[2] / "compose.yaml"
 

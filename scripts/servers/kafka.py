@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult
 
-from servers import maven
-from servers.base import NotReadyError, Server, connect, receive
+from . import maven
+from .base import NotReadyError, Server, connect, receive
 
 # The newest that runs on Java 17, and the logger that its start scripts bring.
 ARTIFACTS = (

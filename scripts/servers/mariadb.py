@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult, unquote
 
-from servers.base import NotReadyError, Server, connect, find, receive
+from .base import NotReadyError, Server, connect, find, receive
 
 # Run at every start, so the account is right even in a data folder of an earlier version.
 BOOTSTRAP = """\

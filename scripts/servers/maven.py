@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from servers.base import ServiceError
+from .base import ServiceError
 
 PACKAGES = ("default-jre-headless", "maven")
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -20,6 +20,10 @@ POM = """\
   <groupId>semel</groupId>
   <artifactId>server</artifactId>
   <version>1</version>
+  <dependencyManagement>
+    <dependencies>
+{platform}    </dependencies>
+  </dependencyManagement>
   <dependencies>
 {dependencies}  </dependencies>
 </project>
@@ -31,19 +35,24 @@ DEPENDENCY = """\
       <version>{}</version>
     </dependency>
 """
+PLATFORM = DEPENDENCY.replace(
+    "</version>\n", "</version>\n      <type>pom</type>\n      <scope>import</scope>\n"
+)
 
 
 def installed() -> bool:
     return shutil.which("java") is not None and shutil.which("mvn") is not None
 
 
-def class_path(name: str, coordinates: Sequence[str]) -> str:
+def class_path(name: str, artifacts: Sequence[str], platform: str | None = None) -> str:
     """The class path of the artifacts and of all that they need at run time.
 
-    Maven gives the first mention of a library precedence, so coordinates may pin later ones.
+    The platform is a POM whose table of versions applies, as it did when the server was built.
     """
-    parts = [DEPENDENCY.format(*each.split(":")) for each in coordinates]
-    pom = POM.format(dependencies="".join(parts))
+    pom = POM.format(
+        dependencies="".join(DEPENDENCY.format(*each.split(":")) for each in artifacts),
+        platform=PLATFORM.format(*platform.split(":")) if platform else "",
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semel"
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{name}-{hashlib.sha256(pom.encode()).hexdigest()[:12]}"
@@ -51,7 +60,7 @@ def class_path(name: str, coordinates: Sequence[str]) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             _resolve(pom, folder)
-    # Sorted, and each by its name: two versions of one class must not depend on the disk.
+    # Sorted: which of two copies of a class is used must not depend on the disk.
     return os.pathsep.join(str(jar) for jar in sorted((folder / "lib").glob("*.jar")))
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult
 
-from servers.base import NotReadyError, Server, connect, receive
-from servers.process import start_time
+from .base import NotReadyError, Server, connect, receive
+from .process import start_time
 
 
 class Postgres(Server):

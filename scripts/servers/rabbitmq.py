@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult, unquote
 
-from servers import process
-from servers.base import NotReadyError, Server, connect, find, receive
+from . import process
+from .base import NotReadyError, Server, connect, find, receive
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 

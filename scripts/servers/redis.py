@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult, unquote
 
-from servers.base import NotReadyError, Server, connect, find
+from .base import NotReadyError, Server, connect, find
 
 
 class Redis(Server):
