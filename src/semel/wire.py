@@ -377,10 +377,10 @@ def _unescape(value: str) -> str:
 def _format_time(moment: datetime) -> str:
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
-    # Half the time of isoformat(), which is a third of all encoding.
-    return (
-        f"{moment.year:04}-{moment.month:02}-{moment.day:02}T"
-        f"{moment.hour:02}:{moment.minute:02}:{moment.second:02}.{moment.microsecond:06}Z"
+    # isoformat() and f-strings take twice the time, which is a third of all encoding.
+    return "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ" % (  # noqa: UP031
+        *(moment.year, moment.month, moment.day),
+        *(moment.hour, moment.minute, moment.second, moment.microsecond),
     )
 
 

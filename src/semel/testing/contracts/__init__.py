@@ -16,6 +16,7 @@ pytest.register_assert_rewrite(
     "semel.testing.contracts.bus",
     "semel.testing.contracts.inbox",
     "semel.testing.contracts.outbox",
+    "semel.testing.contracts.subscription",
 )
 
 from semel.testing.contracts.bus import MessageBusContract  # noqa: E402
