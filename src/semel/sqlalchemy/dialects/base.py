@@ -1,0 +1,132 @@
+"""What may differ from database to database."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Connection,
+    DateTime,
+    Delete,
+    Engine,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    insert,
+)
+from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.types import TypeEngine
+
+from semel.sqlalchemy.dialects.lanes import Lanes
+
+if TYPE_CHECKING:
+    from semel.sqlalchemy.rows import Plan
+
+
+class Database(Lanes, ABC):
+    """The portable behaviour; subclasses override what their database does otherwise."""
+
+    instants_have_zone = False
+    documents_are_parsed = False
+    # Whether a plain read may miss what an insert has just collided with.
+    collisions_need_locking_reads = False
+    # Of the connections whose transactions semel begins and ends by itself.
+    own_transaction_options: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
+
+    def name_type(self, length: int) -> TypeEngine[Any]:
+        """Return a type of text that compares byte for byte."""
+        return String(length)
+
+    def instant_type(self) -> TypeEngine[Any]:
+        """Return a type of instants to the microsecond."""
+        return DateTime()
+
+    def document_type(self) -> TypeEngine[Any]:
+        """Return a type that keeps JSON text as it is."""
+        return Text()
+
+    def position_type(self) -> TypeEngine[Any]:
+        """Return a 64-bit integer that can be issued by the database."""
+        return BigInteger()
+
+    def bytes_type(self) -> TypeEngine[Any]:
+        """Return a type of unlimited bytes."""
+        return LargeBinary()
+
+    @abstractmethod
+    def now(self) -> ColumnElement[Any]:
+        """Return the database's clock at this moment (not at the start of the transaction)."""
+
+    @abstractmethod
+    def later(self, seconds: ColumnElement[Any] | float) -> ColumnElement[Any]:
+        """Return the database's clock plus *seconds* (may be negative)."""
+
+    def check_url(self, url: URL) -> None:
+        """Raise `ConfigurationError` for an address that cannot work."""
+
+    def prepare_engine(self, engine: Engine) -> None:
+        """Set up connections of an engine that semel uses; called once per engine."""
+
+    def check_server(self, connection: Connection) -> None:
+        """Raise `ConfigurationError` for a server on which the promises would not hold."""
+
+    def is_missing_table(self, error: DBAPIError) -> bool:
+        """Tell whether a statement failed because a table or column does not exist."""
+        text = str(error.orig).lower()
+        return "no such table" in text or "no such column" in text
+
+    def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
+        """Lock the plan's slots in ascending order, then insert its rows, at the commit's tail."""
+        self.lock_slots(connection, plan)
+        created = self.now()
+        values = [
+            row._asdict() | {"partition_no": number, "lane": lane}
+            for row, number, lane in zip(plan.rows, plan.partitions, plan.lanes, strict=True)
+        ]
+        for value in values:
+            del value["ordered"]
+        connection.execute(insert(table).values(created_at=created), values)
+
+    def lock_slots(self, connection: Connection, plan: Plan) -> None:
+        """Take the locks that make the order of `sequence` the order of commits."""
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Tell errors after which the whole transaction may be tried again.
+
+        Deadlocks, serialization failures, lock time-outs, and whatever says that the server is
+        gone, full or not yet there. None of them says anything about the message.
+        """
+        if isinstance(error, DBAPIError):
+            return error.connection_invalidated or self.is_transient_cause(error.orig)
+        # Drivers let some errors of connecting through as they are.
+        return isinstance(error, OSError | PoolTimeoutError) or self.is_transient_cause(error)
+
+    @abstractmethod
+    def is_transient_cause(self, error: BaseException | None) -> bool:
+        """Tell the same of an exception as the driver raised it."""
+
+    @abstractmethod
+    def insert_absent(
+        self,
+        connection: Connection,
+        table: Table,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        stamped: Sequence[str] = (),
+    ) -> set[tuple[Any, ...]]:
+        """Insert the rows whose primary keys are absent, and return those keys.
+
+        The *stamped* columns get the database's clock.
+        Waits for every transaction that holds one of the keys uncommitted. Rows are locked in
+        the given order. A key that is there already leaves the transaction usable.
+        """
+
+    @abstractmethod
+    def delete_some(self, table: Table, where: ColumnElement[bool], *, limit: int) -> Delete:
+        """Return a statement that deletes at most *limit* of the rows that match."""

@@ -1,0 +1,106 @@
+"""How a database is read by the relay, in the portable form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import ColumnElement, Connection, Executable, Text, literal, null, select, text, type_coerce
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+if TYPE_CHECKING:
+    from semel.relay import Read
+
+
+def select_list(columns: Sequence[ColumnElement[Any]], dialect: Any) -> str:
+    """Return the columns as they stand between SELECT and FROM."""
+    sql = str(select(*columns).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    return sql.partition("SELECT ")[2].rpartition("FROM ")[0].strip()
+
+
+class Lanes:
+    """The relay's part of a database's particularities."""
+
+    names_are_bytes = False
+    relay_isolation: str | None = None
+    can_notify = False
+    #: Whether the text of `fetch_lanes` stays the same, so that caching it makes sense.
+    fetch_is_constant = False
+
+    def prepare_relay(self, connection: Connection) -> None:
+        """Set up a connection that the relay keeps."""
+
+    @contextmanager
+    def serialize_ddl(self, connection: Connection) -> Iterator[None]:
+        """Let only one process at a time create tables."""
+        yield
+
+    def seconds_until(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return how many seconds of the database's clock are left until *column*."""
+        raise NotImplementedError
+
+    def as_text(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return a JSON column as the text that was stored."""
+        return type_coerce(column, Text)
+
+    def document(self, value: str | None) -> ColumnElement[Any]:
+        """Return JSON text as a value to store."""
+        return null() if value is None else literal(value, Text)
+
+    def is_any(self, column: ColumnElement[Any], values: Sequence[int]) -> ColumnElement[bool]:
+        """Return the condition that *column* is one of many numbers."""
+        return column.in_(values)
+
+    def fetch_lanes(
+        self,
+        columns: Sequence[ColumnElement[Any]],
+        reads: Sequence[Read],
+        *,
+        tenant_id: str | None,
+        skip_topics: Collection[str],
+        skip_tenants: Collection[str],
+        dialect: Any,
+    ) -> tuple[Executable, Mapping[str, Any]]:
+        """Return the statement that reads several lanes, each with its floor and limit."""
+        names = select_list(columns, dialect)
+        parameters: dict[str, Any] = {}
+        conditions = ""
+        if tenant_id is not None:
+            conditions += " AND tenant_id = :tenant"
+            parameters["tenant"] = self._name(tenant_id)
+        for name, values in (("topic", skip_topics), ("tenant_id", skip_tenants)):
+            if values:
+                marks = []
+                for number, value in enumerate(sorted(values)):
+                    parameters[f"{name}_{number}"] = self._name(value)
+                    marks.append(f":{name}_{number}")
+                conditions += f" AND {name} NOT IN ({', '.join(marks)})"
+        parts = []
+        for read in reads:
+            known = ", ".join(str(int(number)) for number in read.known)
+            beyond = f" AND sequence NOT IN ({known})" if known else ""
+            parts.append(
+                f"SELECT * FROM (SELECT {names} FROM outbox WHERE lane = {int(read.partition)} "  # noqa: S608  integers and constants
+                f"AND sequence > {int(read.floor)}{beyond}{conditions} "
+                f"ORDER BY sequence LIMIT {int(read.limit)}) AS lane_{int(read.partition)}"
+            )
+        sql = " UNION ALL ".join(parts) + " ORDER BY sequence"
+        return text(sql).columns(*columns), parameters
+
+    def _name(self, value: str) -> str | bytes:
+        return value.encode() if self.names_are_bytes else value
+
+    async def busy_partitions(
+        self, connection: AsyncConnection, partitions: Collection[int]
+    ) -> Collection[int]:
+        """Return the partitions with writers whose rows may be invisible yet."""
+        return ()
+
+    async def notify(self, connection: AsyncConnection, channel: str) -> None:
+        """Wake the listeners of other processes."""
+
+    async def listen(
+        self, engine: AsyncEngine, channel: str, callback: Callable[[], None]
+    ) -> None:
+        """Call *callback* for each notification, until the connection ends."""

@@ -1,0 +1,210 @@
+"""MySQL and MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    Connection,
+    Delete,
+    Float,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.types import TypeEngine
+
+from semel.errors import ConfigurationError, SchemaError
+from semel.sqlalchemy.dialects.base import Database
+from semel.sqlalchemy.layout import PARTITIONS, SLOTS
+
+if TYPE_CHECKING:
+    from semel.sqlalchemy.rows import Plan
+
+_DUPLICATE = 1062
+# Lock time-out, deadlock, row changed since the snapshot (MariaDB), NOWAIT; too many connections;
+# shutting down; read-only after a failover; killed; and the client's own errors of the connection.
+_TRANSIENT = frozenset(
+    {1205, 1213, 1020, 3572, 1040, 1203, 1053, 1290, 1836, 1927, 4031}
+    | {1152, 1158, 1159, 1160, 1161, 1184, 2002, 2003, 2006, 2013, 2055}
+)
+
+
+class MySql(Database):
+    """MySQL 8 and MariaDB 10.6 and later, by asyncmy."""
+
+    names_are_bytes = True
+    collisions_need_locking_reads = True
+
+    def name_type(self, length: int) -> TypeEngine[Any]:
+        """Return bytes: every default collation takes `a` for `A`, or pads with spaces."""
+        return mysql.VARBINARY(4 * length)
+
+    def instant_type(self) -> TypeEngine[Any]:
+        """Return a datetime with microseconds."""
+        return mysql.DATETIME(fsp=6)
+
+    def document_type(self) -> TypeEngine[Any]:
+        """Return text: MySQL's JSON type sorts keys and rewrites numbers."""
+        return mysql.LONGTEXT()
+
+    def bytes_type(self) -> TypeEngine[Any]:
+        """Return a blob that is not cut at 64 KiB."""
+        return mysql.LONGBLOB()
+
+    def now(self) -> ColumnElement[Any]:
+        """Return the clock in UTC."""
+        return literal_column("UTC_TIMESTAMP(6)", mysql.DATETIME(fsp=6))
+
+    def later(self, seconds: ColumnElement[Any] | float) -> ColumnElement[Any]:
+        """Return the clock plus *seconds*."""
+        if not isinstance(seconds, ColumnElement):
+            seconds = bindparam(None, seconds, type_=Float)
+        return func.timestampadd(
+            literal_column("MICROSECOND"),
+            func.round(seconds * literal_column("1000000")),
+            self.now(),
+            type_=mysql.DATETIME(fsp=6),
+        )
+
+    relay_isolation = "READ COMMITTED"
+
+    def seconds_until(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return the difference in microseconds, divided."""
+        return func.timestampdiff(
+            literal_column("MICROSECOND"), self.now(), column
+        ) / literal_column("1000000.0")
+
+    def prepare_relay(self, connection: Connection) -> None:
+        """Keep gap locks out of the relay's statements."""
+        connection.execute(text("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"))
+
+    @contextmanager
+    def serialize_ddl(self, connection: Connection) -> Iterator[None]:
+        """Hold a named lock: DDL commits, so a transaction's lock would be gone."""
+        connection.execute(text("SELECT GET_LOCK('semel_ddl', 60)"))
+        try:
+            yield
+        finally:
+            connection.execute(text("SELECT RELEASE_LOCK('semel_ddl')"))
+
+    async def busy_partitions(
+        self, connection: AsyncConnection, partitions: Collection[int]
+    ) -> Collection[int]:
+        """Return the partitions of slots whose rows somebody holds."""
+        chosen = set(partitions)
+        slots = [slot for slot in range(SLOTS) if slot % PARTITIONS in chosen]
+        numbers = ", ".join(map(str, slots))
+        free = await connection.execute(
+            text(f"SELECT slot FROM outbox_slot WHERE slot IN ({numbers}) FOR UPDATE SKIP LOCKED")  # noqa: S608  integers
+        )
+        return {slot % PARTITIONS for slot in set(slots) - {row.slot for row in free}}
+
+    def check_server(self, connection: Connection) -> None:
+        """Refuse servers that cut long values or number rows in several places."""
+        variables = dict(
+            connection.execute(
+                text(
+                    "SHOW VARIABLES WHERE Variable_name IN "
+                    "('sql_mode', 'auto_increment_increment', 'wsrep_on', 'read_only')"
+                )
+            )
+            .tuples()
+            .all()
+        )
+        if "STRICT_" not in variables.get("sql_mode", ""):
+            raise ConfigurationError(
+                "this server is not in strict mode and would cut long values silently: "
+                "add STRICT_TRANS_TABLES to sql_mode"
+            )
+        if variables.get("auto_increment_increment", "1") != "1" or variables.get(
+            "wsrep_on", "OFF"
+        ) in ("ON", "1"):
+            raise ConfigurationError(
+                "this is a multi-primary cluster: the numbers that it issues are not in the "
+                "order of commits, so events would be published out of order"
+            )
+
+    def is_missing_table(self, error: DBAPIError) -> bool:
+        """Tell undefined tables and columns."""
+        arguments: Any = getattr(error.orig, "args", ())
+        return bool(arguments) and arguments[0] in (1146, 1054)
+
+    def lock_slots(self, connection: Connection, plan: Plan) -> None:
+        """Lock the slots' rows; InnoDB keeps many row locks in little space."""
+        numbers = ", ".join(str(int(slot)) for slot in plan.slots)
+        mode = "FOR UPDATE" if plan.exclusive else "LOCK IN SHARE MODE"
+        found = connection.execute(
+            text(f"SELECT slot FROM outbox_slot WHERE slot IN ({numbers}) ORDER BY slot {mode}")  # noqa: S608  integers
+        ).all()
+        if len(found) != len(plan.slots):
+            raise SchemaError(
+                "rows are missing in outbox_slot, so writers would not exclude each other: "
+                "run `semel db check`"
+            )
+
+    def is_transient_cause(self, error: BaseException | None) -> bool:
+        """Tell by the error number."""
+        return _number(error) in _TRANSIENT
+
+    def insert_absent(
+        self,
+        connection: Connection,
+        table: Table,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        stamped: Sequence[str] = (),
+    ) -> set[tuple[Any, ...]]:
+        """Insert plainly; only error 1062 on the primary key is a duplicate.
+
+        INSERT IGNORE would also swallow cut values and broken references, and with FOUND_ROWS,
+        which SQLAlchemy sets, ON DUPLICATE KEY reports a row for a duplicate too.
+        """
+        names = [column.name for column in table.primary_key.columns]
+        statement = insert(table).values(dict.fromkeys(stamped, self.now()))
+        inserted: set[tuple[Any, ...]] = set()
+        if len(rows) > 1:
+            stamps = dict.fromkeys(stamped, self.now())
+            try:
+                connection.execute(insert(table).values([{**row, **stamps} for row in rows]))
+            except IntegrityError as error:
+                # The statement is undone as a whole: find out row by row which were there.
+                # One read of all of them would lock the gaps that others insert into.
+                _raise_unless_duplicate(error)
+            else:
+                return {tuple(row[name] for name in names) for row in rows}
+        for row in rows:
+            try:
+                connection.execute(statement, row)
+            except IntegrityError as error:
+                _raise_unless_duplicate(error)
+            else:
+                inserted.add(tuple(row[name] for name in names))
+        return inserted
+
+    def delete_some(self, table: Table, where: ColumnElement[bool], *, limit: int) -> Delete:
+        """Delete with a limit."""
+        statement = delete(table).where(where)
+        return statement.with_dialect_options(mysql_limit=limit, mariadb_limit=limit)
+
+
+def _number(error: BaseException | None) -> int | None:
+    arguments = getattr(error, "args", ())
+    number = arguments[0] if arguments else None
+    return number if isinstance(number, int) else None
+
+
+def _raise_unless_duplicate(error: IntegrityError) -> None:
+    # Triggers may insert elsewhere: MySQL names the table, MariaDB only the key.
+    if _number(error.orig) != _DUPLICATE or not str(error.orig).rstrip("')\"").endswith("PRIMARY"):
+        raise error

@@ -1,0 +1,373 @@
+"""PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    DateTime,
+    Delete,
+    Engine,
+    Executable,
+    Float,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    func,
+    literal,
+    literal_column,
+    null,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, insert
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.types import TypeEngine
+
+from semel.errors import ConfigurationError
+from semel.sqlalchemy.dialects.base import Database
+from semel.sqlalchemy.dialects.lanes import select_list
+from semel.sqlalchemy.layout import PARTITIONS
+
+if TYPE_CHECKING:
+    from semel.relay import Read
+    from semel.sqlalchemy.rows import Plan
+
+# Advisory locks are shared by the whole database: our class keeps them apart from others'.
+LOCK_CLASS = 0x53454D4C
+GLOBAL_SLOT = -1
+DDL_SLOT = -2
+MAX_SLOTS = 32
+_LOCK_TIMEOUT = "10s"
+_IDLE_TIMEOUT = "30s"
+
+_COLUMNS = {
+    "id": "text",
+    "tenant_id": "text",
+    "aggregate_id": "text",
+    "aggregate_type": "text",
+    "topic": "text",
+    "event_type": "text",
+    "order_key": "text",
+    "routing_key": "text",
+    "occurred_at": "timestamptz",
+    "payload": "text",
+    "payload_bytes": "bytea",
+    "content_type": "text",
+    "event_metadata": "text",
+    "schema_id": "text",
+    "schema_version": "int",
+    "available_at": "timestamptz",
+    "partition_no": "smallint",
+    "lane": "smallint",
+}
+_DOCUMENTS = ("payload", "event_metadata")
+
+# Serialization failure, deadlock, lock time-out, shut down or starting; a replica after failover.
+_TRANSIENT = frozenset(
+    {"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "25006"}
+)
+# Classes: connection, insufficient resources, system error.
+_TRANSIENT_CLASSES = ("08", "53", "58")
+
+
+# A bulk writer holds the global slot exclusively; all others hold it shared, which says nothing.
+_HELD_SQL = f"""
+SELECT CAST(CASE WHEN objid > 2147483647 THEN CAST(objid AS bigint) - 4294967296
+                 ELSE CAST(objid AS bigint) END AS int) AS slot
+FROM pg_locks
+WHERE locktype = 'advisory' AND classid = {LOCK_CLASS} AND objsubid = 2 AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (CAST(objid AS bigint) < 2147483648 OR mode = 'ExclusiveLock')
+"""  # noqa: S608  constants only
+
+
+@cache
+def _fetch_sql(columns: str) -> str:
+    return f"""
+    SELECT lane_rows.*
+    FROM unnest(CAST(:lanes AS smallint[]), CAST(:floors AS bigint[]), CAST(:limits AS int[]))
+         AS reads(lane, floor, size)
+    CROSS JOIN LATERAL (
+        SELECT {columns}
+        FROM outbox
+        WHERE outbox.lane = reads.lane AND outbox.sequence > reads.floor
+          AND outbox.sequence <> ALL(CAST(:known AS bigint[]))
+          AND outbox.topic <> ALL(CAST(:topics AS text[]))
+          AND outbox.tenant_id <> ALL(CAST(:tenants AS text[]))
+          AND (CAST(:tenant AS text) IS NULL OR outbox.tenant_id = CAST(:tenant AS text))
+        ORDER BY outbox.sequence
+        LIMIT reads.size
+    ) AS lane_rows
+    ORDER BY lane_rows.sequence
+    """  # noqa: S608  constants only
+
+
+@cache
+def _write_sql(table: str, *, numbered: bool) -> str:
+    """Lock and insert in one round trip.
+
+    The locks are taken by a materialised step that the insert joins as one row, so that no
+    sequence number is drawn before the last lock is held.
+    """
+    arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _COLUMNS.items())
+    values = ", ".join(
+        f"CAST(n.{name} AS json)" if name in _DOCUMENTS else f"n.{name}" for name in _COLUMNS
+    )
+    sql = f"""
+    WITH settings AS MATERIALIZED (
+        SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true),
+               set_config('idle_in_transaction_session_timeout', '{_IDLE_TIMEOUT}', true)
+    ), slots AS MATERIALIZED (
+        SELECT s.slot, s.exclusive
+        FROM unnest(CAST(:slots AS int[]), CAST(:modes AS boolean[])) AS s(slot, exclusive),
+             settings
+        ORDER BY s.slot
+    ), held AS MATERIALIZED (
+        SELECT count(CASE WHEN slots.exclusive
+                          THEN CAST(pg_advisory_xact_lock({LOCK_CLASS}, slots.slot) AS text)
+                          ELSE CAST(pg_advisory_xact_lock_shared({LOCK_CLASS}, slots.slot) AS text)
+                     END) AS locks
+        FROM slots
+    )
+    INSERT INTO {table} ({", ".join(_COLUMNS)}, created_at)
+    SELECT {values}, clock_timestamp()
+    FROM held, unnest({arrays}) WITH ORDINALITY AS n({", ".join(_COLUMNS)}, ordinal)
+    ORDER BY n.ordinal
+    """  # noqa: S608  constants only
+    if numbered:
+        for number, name in enumerate(("slots", "modes", *_COLUMNS), start=1):
+            sql = sql.replace(f":{name} ", f"${number} ")
+    return sql
+
+
+
+class PostgreSql(Database):
+    """PostgreSQL 13 and later, by asyncpg or psycopg."""
+
+    instants_have_zone = True
+    documents_are_parsed = True
+
+    def __init__(self) -> None:
+        self._deferrable: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+
+    def instant_type(self) -> TypeEngine[Any]:
+        """Return timestamptz."""
+        return DateTime(timezone=True)
+
+    def document_type(self) -> TypeEngine[Any]:
+        """Return json, which keeps the text; jsonb rewrites it."""
+        return JSON(none_as_null=True)
+
+    def now(self) -> ColumnElement[Any]:
+        """Return the clock; `now()` would be the start of the transaction."""
+        return func.clock_timestamp(type_=DateTime(timezone=True))
+
+    def later(self, seconds: ColumnElement[Any] | float) -> ColumnElement[Any]:
+        """Return the clock plus *seconds*."""
+        if not isinstance(seconds, ColumnElement):
+            seconds = bindparam(None, seconds, type_=Float)
+        step: ColumnElement[Any] = literal_column("interval '1 second'") * seconds
+        return self.now() + step
+
+    relay_isolation = "READ COMMITTED"
+    can_notify = True
+    fetch_is_constant = True
+
+    def seconds_until(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return the difference of instants in seconds."""
+        return cast(func.extract("epoch", column - self.now()), Float)
+
+    def as_text(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return json as text; without the cast a driver would parse it."""
+        return cast(column, Text)
+
+    def document(self, value: str | None) -> ColumnElement[Any]:
+        """Return text as json."""
+        return null() if value is None else cast(literal(value, Text), JSON)
+
+    def is_any(self, column: ColumnElement[Any], values: Sequence[int]) -> ColumnElement[bool]:
+        """Pass the numbers as one array."""
+        return column == func.any(literal(list(values), ARRAY(BigInteger)))
+
+    def prepare_relay(self, connection: Connection) -> None:
+        """Settle isolation and plans of a connection that the relay keeps."""
+        connection.execute(
+            text("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        )
+        # A generic plan compares each row with each known number one by one.
+        connection.execute(text("SET plan_cache_mode = force_custom_plan"))
+
+    @contextmanager
+    def serialize_ddl(self, connection: Connection) -> Iterator[None]:
+        """Hold a lock until the transaction ends."""
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {DDL_SLOT})"))
+        yield
+
+    def fetch_lanes(
+        self,
+        columns: Sequence[ColumnElement[Any]],
+        reads: Sequence[Read],
+        *,
+        tenant_id: str | None,
+        skip_topics: Collection[str],
+        skip_tenants: Collection[str],
+        dialect: Any,
+    ) -> tuple[Executable, Mapping[str, Any]]:
+        """Probe the index once per lane, in one statement whose text never changes."""
+        return text(_fetch_sql(select_list(columns, dialect))), {
+            "lanes": [read.partition for read in reads],
+            "floors": [read.floor for read in reads],
+            "limits": [read.limit for read in reads],
+            "known": [number for read in reads for number in read.known],
+            "topics": sorted(skip_topics),
+            "tenants": sorted(skip_tenants),
+            "tenant": tenant_id,
+        }
+
+    async def busy_partitions(
+        self, connection: AsyncConnection, partitions: Collection[int]
+    ) -> Collection[int]:
+        """Return the partitions of slots that somebody holds."""
+        held = await connection.execute(text(_HELD_SQL))
+        numbers = {row.slot for row in held}
+        if GLOBAL_SLOT in numbers:
+            return partitions
+        return {slot % PARTITIONS for slot in numbers if slot >= 0} & set(partitions)
+
+    async def notify(self, connection: AsyncConnection, channel: str) -> None:
+        """Send an empty notification."""
+        await connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
+
+    async def listen(
+        self, engine: AsyncEngine, channel: str, callback: Callable[[], None]
+    ) -> None:
+        """Listen on a connection of its own."""
+        connection = await engine.connect()
+        try:
+            connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
+            raw = await connection.get_raw_connection()
+            driver: Any = raw.driver_connection
+            if engine.dialect.driver == "asyncpg":
+                ended = asyncio.get_running_loop().create_future()
+                driver.add_termination_listener(lambda *_: ended.done() or ended.set_result(None))
+                await driver.add_listener(channel, lambda *_: callback())
+                await ended
+            else:
+                await connection.execute(text(f"LISTEN {channel}"))
+                async for _ in driver.notifies():
+                    callback()
+        finally:
+            await connection.invalidate()
+            await connection.close()
+
+    def check_server(self, connection: Connection) -> None:
+        """Refuse a replica; remember whether constraints are deferred to the commit."""
+        recovering, deferrable = connection.execute(
+            text(
+                "SELECT pg_is_in_recovery(), "
+                "EXISTS (SELECT 1 FROM pg_constraint WHERE condeferrable)"
+            )
+        ).one()
+        if recovering:
+            raise ConfigurationError("this PostgreSQL server is a replica: connect to the primary")
+        self._deferrable[connection.engine] = bool(deferrable)
+
+    def is_missing_table(self, error: DBAPIError) -> bool:
+        """Tell undefined tables and columns."""
+        return getattr(error.orig, "sqlstate", None) in ("42P01", "42703")
+
+    def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
+        """Lock and insert with one statement."""
+        if self._deferrable.get(connection.engine):
+            # Checked at COMMIT they would be checked, and wait, while the slots are held.
+            connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+        slots, modes = self._locks(connection, plan)
+        columns: list[list[Any]] = [list(column) for column in zip(*plan.rows, strict=True)][:-1]
+        arguments = [slots, modes, *columns, list(plan.partitions), list(plan.lanes)]
+        if connection.dialect.driver == "asyncpg" and self._in_transaction(connection):
+            self._run_asyncpg(connection, _write_sql(table.name, numbered=True), arguments)
+        else:
+            names = ("slots", "modes", *_COLUMNS)
+            sql = _write_sql(table.name, numbered=False)
+            connection.execute(text(sql), dict(zip(names, arguments, strict=True)))
+
+    def _locks(self, connection: Connection, plan: Plan) -> tuple[list[int], list[bool]]:
+        if len(plan.slots) <= MAX_SLOTS:
+            slots = [GLOBAL_SLOT, *plan.slots]
+            return slots, [False] + [plan.exclusive] * len(plan.slots)
+        # So many locks would fill the server's lock table: one lock instead that excludes all.
+        # Waiting for it in the queue would make every other writer wait behind us, so we try.
+        give_up = time.monotonic() + 1.0
+        while time.monotonic() < give_up:
+            if connection.execute(
+                text("SELECT pg_try_advisory_xact_lock(:class, :slot)"),
+                {"class": LOCK_CLASS, "slot": GLOBAL_SLOT},
+            ).scalar():
+                break
+            connection.execute(
+                text("SELECT pg_sleep(:s)"),
+                {"s": random.uniform(0.001, 0.02)},  # noqa: S311  no secret
+            )
+        return [GLOBAL_SLOT], [True]
+
+    def _in_transaction(self, connection: Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        return bool(driver.is_in_transaction())
+
+    def _run_asyncpg(self, connection: Connection, sql: str, arguments: list[Any]) -> None:
+        # Past SQLAlchemy's statement layer: half of the cost of a short transaction is there.
+        adapted: Any = connection.connection.dbapi_connection
+        try:
+            adapted.run_async(lambda driver: driver.execute(sql, *arguments))
+        except Exception as error:
+            state = getattr(error, "sqlstate", None)
+            if not isinstance(state, str):
+                raise
+            wrapper = IntegrityError if state.startswith("23") else OperationalError
+            raise wrapper("INSERT INTO outbox", None, error, hide_parameters=True) from error
+
+    def is_transient_cause(self, error: BaseException | None) -> bool:
+        """Tell by SQLSTATE; psycopg has none when it cannot connect."""
+        state = getattr(error, "sqlstate", None)
+        if isinstance(state, str):
+            return state in _TRANSIENT or state.startswith(_TRANSIENT_CLASSES)
+        return type(error).__module__.startswith("psycopg") and any(
+            base.__name__ == "OperationalError" for base in type(error).__mro__
+        )
+
+    def insert_absent(
+        self,
+        connection: Connection,
+        table: Table,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        stamped: Sequence[str] = (),
+    ) -> set[tuple[Any, ...]]:
+        """Insert with ON CONFLICT DO NOTHING: a failed insert would abort the transaction."""
+        statement = (
+            insert(table)
+            .values(dict.fromkeys(stamped, self.now()))
+            .on_conflict_do_nothing()
+            .returning(*table.primary_key.columns)
+        )
+        return {tuple(row) for row in connection.execute(statement, [*rows])}
+
+    def delete_some(self, table: Table, where: ColumnElement[bool], *, limit: int) -> Delete:
+        """Delete by row address: PostgreSQL has no DELETE ... LIMIT."""
+        address: ColumnElement[Any] = literal_column("ctid")
+        some = select(address).select_from(table).where(where).limit(limit)
+        return delete(table).where(address == func.any(func.array(some.scalar_subquery())))

@@ -1,0 +1,200 @@
+"""One database: its stores, and the transactions on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from sqlalchemy import URL, Connection, Table, insert, inspect, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+
+from semel.envelope import MessageEnvelope
+from semel.errors import ConfigurationError, SchemaError, StorageError, describe, missing_extra
+from semel.protocols import Observer, Serializer, UnitOfWork
+from semel.sqlalchemy.buffer import LENT, check_schema, schema_row
+from semel.sqlalchemy.dialects import DRIVER_EXTRAS, URL_HINT, Database, database_of
+from semel.sqlalchemy.inbox import SqlAlchemyInboxGate, SqlAlchemyInboxStore
+from semel.sqlalchemy.outbox_store import SqlAlchemyOutboxStore
+from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES
+from semel.sqlalchemy.relay import SqlAlchemyRelayStore
+from semel.sqlalchemy.layout import SLOTS
+from semel.sqlalchemy.tables import OutboxControl, OutboxSlot, metadata
+from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
+
+
+class SqlAlchemyStorage:
+    """The service's own database.
+
+    *database* is a URL, an `AsyncEngine` or an `async_sessionmaker`; only an engine that was made
+    here is disposed of here.
+    """
+
+    def __init__(
+        self,
+        database: str | URL | AsyncEngine | async_sessionmaker[AsyncSession],
+        *,
+        serializer: Serializer | None = None,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        unordered_topics: Sequence[str] = (),
+        observer: Observer | None = None,
+        notify: bool = True,
+        **engine_options: Any,
+    ) -> None:
+        self._owns_engine = isinstance(database, str | URL)
+        if isinstance(database, str | URL):
+            self.engine = _make_engine(database, engine_options)
+        elif isinstance(database, AsyncEngine):
+            self.engine = database
+        elif isinstance(database, async_sessionmaker):
+            self.engine = _engine_of(database)
+        else:
+            raise ConfigurationError(
+                "SqlAlchemyStorage needs a URL, an AsyncEngine or an async_sessionmaker, not "
+                f"{type(database).__name__}"
+            )
+        self._database.check_url(self.engine.url)
+        self._database.prepare_engine(self.engine.sync_engine)
+        self.session_factory = (
+            database
+            if isinstance(database, async_sessionmaker)
+            else async_sessionmaker(self.engine, expire_on_commit=False)
+        )
+        self.serializer = serializer
+        self._limit = max_payload_bytes
+        self._unordered = tuple(unordered_topics)
+        self.observer = observer
+        self.outbox = SqlAlchemyOutboxStore(self.engine)
+        self.inbox = SqlAlchemyInboxStore(self.engine)
+        self.relay = SqlAlchemyRelayStore(self.engine, notify=notify)
+
+    @property
+    def _database(self) -> Database:
+        return database_of(self.engine.dialect)
+
+    def unit_of_work(
+        self,
+        *,
+        tenant_id: str = "default",
+        consumer_name: str = "default",
+        cause: MessageEnvelope | None = None,
+        session: AsyncSession | None = None,
+    ) -> SQLAlchemyUnitOfWork:
+        """Return a fresh unit of work, or one that joins *session*'s transaction."""
+        return SQLAlchemyUnitOfWork(
+            None if session is not None else self.session_factory,
+            tenant_id=tenant_id,
+            consumer_name=consumer_name,
+            cause=cause,
+            session=session,
+            serializer=self.serializer,
+            max_payload_bytes=self._limit,
+            unordered_topics=self._unordered,
+            observer=self.observer,
+        )
+
+    def gate(self, uow: UnitOfWork) -> SqlAlchemyInboxGate:
+        """Return the inbox gate inside *uow*'s transaction."""
+        return SqlAlchemyInboxGate(uow.session)
+
+    @contextmanager
+    def lend(self, uow: UnitOfWork) -> Iterator[None]:
+        """While inside, commits of the unit of work's session raise."""
+        info = uow.session.sync_session.info
+        info[LENT] = True
+        try:
+            yield
+        finally:
+            info.pop(LENT, None)
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Tell errors after which the whole transaction may be tried again."""
+        return self._database.is_transient(error)
+
+    async def initialize(self) -> None:
+        """Create the tables that do not exist: for tests, demos and first steps."""
+        async with self.engine.begin() as connection:
+            await connection.run_sync(create_schema)
+
+    async def ping(self) -> None:
+        """Raise `StorageError` if the database does not answer, `SchemaError` for bad tables."""
+        try:
+            async with self.engine.connect() as connection:
+                await connection.run_sync(check_schema)
+        except DBAPIError as error:
+            raise StorageError(f"the database does not answer ({describe(error)})") from None
+        except OSError as error:
+            raise StorageError(f"the database does not answer ({describe(error)})") from None
+
+    async def close(self) -> None:
+        """Stop what this object runs, and dispose of the engine if it made it."""
+        await self.relay.close()
+        if self._owns_engine:
+            await self.engine.dispose()
+
+    async def __aenter__(self) -> SqlAlchemyStorage:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def create_schema(connection: Connection) -> None:
+    """Create missing tables and fill the control tables; leaves existing ones alone."""
+    with database_of(connection.dialect).serialize_ddl(connection):
+        _create(connection)
+
+
+def _create(connection: Connection) -> None:
+    if inspect(connection).has_table("outbox") and not inspect(connection).has_table(
+        "outbox_control"
+    ):
+        raise SchemaError(
+            "this database has a table `outbox` that is not semel's: rename it, or use another "
+            "schema or database"
+        )
+    metadata.create_all(connection)
+    known = set(connection.scalars(select(OutboxSlot.slot)))
+    missing = [{"slot": slot} for slot in range(SLOTS) if slot not in known]
+    if missing:
+        connection.execute(insert(cast("Table", OutboxSlot.__table__)), missing)
+    rows: dict[str, Any] = {"schema": schema_row(), "operations": 0, "pauses": [], "scope": None}
+    present = set(connection.scalars(select(OutboxControl.name)))
+    fresh = [
+        {"name": name, "value": value} for name, value in rows.items() if name not in present
+    ]
+    if fresh:
+        connection.execute(insert(cast("Table", OutboxControl.__table__)), fresh)
+
+
+def _make_engine(database: str | URL, options: dict[str, Any]) -> AsyncEngine:
+    try:
+        url = make_url(database)
+    except ArgumentError:
+        raise ConfigurationError(f"this is no database URL: {URL_HINT}") from None
+    try:
+        return create_async_engine(url, **({"hide_parameters": True} | options))
+    except ModuleNotFoundError as error:
+        extra = DRIVER_EXTRAS.get(str(error.name))
+        if extra is None:
+            raise
+        raise ConfigurationError(missing_extra(f"the driver {error.name}", extra)) from error
+    except NoSuchModuleError:
+        raise ConfigurationError(f"SQLAlchemy knows no {url.drivername}: {URL_HINT}") from None
+    except InvalidRequestError:
+        raise ConfigurationError(f"{url.drivername} is not asynchronous: {URL_HINT}") from None
+
+
+def _engine_of(factory: async_sessionmaker[AsyncSession]) -> AsyncEngine:
+    bind = factory.kw.get("bind")
+    if not isinstance(bind, AsyncEngine):
+        raise ConfigurationError(
+            "the async_sessionmaker has no engine: make it with async_sessionmaker(engine)"
+        )
+    return bind

@@ -1,0 +1,80 @@
+"""The states of rows, and the values that cross the seams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class OutboxStatus(StrEnum):
+    """Where an outbox row is in its life."""
+
+    NEW = "NEW"
+    PUBLISHING = "PUBLISHING"
+    SENT = "SENT"
+    FAILED = "FAILED"
+    DEAD = "DEAD"
+
+
+class InboxStatus(StrEnum):
+    """How a message ended; RECEIVED: it has not, and only its attempts are counted."""
+
+    RECEIVED = "RECEIVED"
+    PROCESSED = "PROCESSED"
+    DEAD = "DEAD"
+    PARKED = "PARKED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxStats:
+    """Counts by status, and how old the oldest unsent event is."""
+
+    counts: Mapping[OutboxStatus, int]
+    oldest_unsent_seconds: float | None
+    blocked_keys: int
+    scheduled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxStats:
+    """What one consumer's part of the inbox holds."""
+
+    consumer_name: str
+    counts: Mapping[InboxStatus, int]
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Something that is held back until it is resumed: everything, a topic or a tenant."""
+
+    topic: str | None = None
+    tenant_id: str | None = None
+    since: datetime | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """A message as the inbox sees it."""
+
+    tenant_id: str
+    consumer_name: str
+    message_id: str
+    event_type: str
+    source: str | None = None
+    payload_hash: str | None = None
+    payload: str | None = None
+    handler: str | None = None
+    extra_data: Mapping[str, Any] | None = None
+
+
+class Admission(StrEnum):
+    """What the gate says of a message."""
+
+    NEW = "NEW"
+    DUPLICATE = "DUPLICATE"
+    CONFLICT = "CONFLICT"
