@@ -296,9 +296,9 @@ def _read_document(body: bytes) -> tuple[dict[str, str], bytes]:
             raise WireError("an attribute of the CloudEvent is neither text nor number nor boolean")
         # bool is an int in Python; CloudEvents writes it in lower case.
         attributes[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    if "data_base64" in members:
+    encoded = members.get("data_base64", (None, ""))[0]
+    if encoded is not None:
         try:
-            encoded = members["data_base64"][0]
             return attributes, base64.b64decode(encoded, validate=True)
         except (TypeError, ValueError, binascii.Error):
             raise WireError("data_base64 of the CloudEvent is not base64") from None
