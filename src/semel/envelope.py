@@ -75,6 +75,7 @@ class MessageEnvelope:
         if not self.event_type:
             own["event_type"] = self.topic
         validate(self)
+        own["metadata"] = dict(self.metadata)
 
     @classmethod
     def restore(cls, fields: Mapping[str, Any]) -> MessageEnvelope:

@@ -3,7 +3,7 @@
     SemelError
     ├── ConfigurationError            wiring or settings are wrong; the text says what to change
     ├── InvalidMessageError           topic, key, id, tenant or metadata that cannot be sent
-    ├── SerializationError            payload that cannot be encoded, or bytes that cannot be decoded
+    ├── SerializationError            a payload cannot be encoded, or bytes cannot be decoded
     │   └── PayloadTooLargeError
     ├── NoTransactionError            an event was added where no transaction would protect it
     ├── StorageError
@@ -130,15 +130,22 @@ def missing_extra(what: str, extra: str) -> str:
     return f"{what} needs an optional dependency: pip install 'semel[{extra}]'"
 
 
+# Repetitions are bounded or possessive: the time for a long text must not grow with its square.
 _SECRETS = (
-    (re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]*://)[^\s/@]*@"), r"\g<scheme>***@"),
+    # Up to the last @: a password may contain one, or a slash.
+    (re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]{0,30}://)\S*@"), r"\g<scheme>***@"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), r"\1 ***"),
     (
-        re.compile(r"(?i)\b(password|passwd|pwd|secret|token|sasl\.password)(\s*[=:]\s*)\S+"),
+        re.compile(
+            r"(?i)((?:password|passwd|pwd|secret|token|api_?key)[\w.-]{0,40}+)"
+            r"([\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|\S+)"
+        ),
         r"\1\2***",
     ),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), r"\1 ***"),
     (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), "***"),
 )
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_MAX_LINE = 4000
 
 
 def redact(text: str) -> str:
@@ -154,8 +161,8 @@ def describe(error: BaseException, *, limit: int = 500) -> str:
     Only the first line is kept: drivers append row values and parameters below it.
     """
     lines = str(error).strip().splitlines()
-    first = redact(lines[0]) if lines else ""
+    first = redact(lines[0][:_MAX_LINE]) if lines else ""
     name = type(error).__name__
     text = f"{name}: {first}" if first else name
-    text = text.replace("\x00", "").encode("utf-8", "replace").decode()
+    text = _CONTROL.sub("", text).encode("utf-8", "replace").decode()
     return text if len(text) <= limit else text[: limit - 1] + "…"

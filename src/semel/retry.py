@@ -25,7 +25,8 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise ConfigurationError("RetryPolicy.max_attempts must be at least 1")
-        if self.base_seconds < 0 or self.max_seconds < self.base_seconds or self.factor < 1:
+        # Written so that NaN fails, too.
+        if not (0 <= self.base_seconds <= self.max_seconds and self.factor >= 1):
             raise ConfigurationError(
                 "RetryPolicy needs 0 <= base_seconds <= max_seconds and factor >= 1"
             )
@@ -36,13 +37,15 @@ class RetryPolicy:
 
     def delay(self, attempts: int) -> float:
         """Seconds to wait after the *attempts*-th failed attempt (the first is 1)."""
-        exponent = min(max(attempts - 1, 0), 64)
-        ceiling = min(self.max_seconds, self.base_seconds * self.factor**exponent)
+        ceiling = self._ceiling(max(attempts - 1, 0))
         return random.uniform(0, ceiling) if self.jitter else ceiling  # noqa: S311  no secret
 
     def horizon(self) -> float:
         """Return the longest time in seconds that all attempts together can take."""
-        return sum(
-            min(self.max_seconds, self.base_seconds * self.factor ** min(n, 64))
-            for n in range(self.max_attempts)
-        )
+        return sum(self._ceiling(n) for n in range(self.max_attempts))
+
+    def _ceiling(self, exponent: int) -> float:
+        try:
+            return min(self.max_seconds, self.base_seconds * self.factor ** min(exponent, 64))
+        except OverflowError:
+            return self.max_seconds
