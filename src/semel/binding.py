@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from importlib import import_module
 from typing import Any
 
 from semel.conversion import convert
@@ -151,15 +152,15 @@ def _builder(annotation: Any, name: str) -> Build:
 
 def _maker(kind: type[Any]) -> Callable[[Any], Any] | None:
     if hasattr(kind, "model_validate"):
-        return kind.model_validate  # type: ignore[no-any-return]
+        build: Callable[[Any], Any] = kind.model_validate
+        return build
     if hasattr(kind, "__struct_fields__"):
-        import msgspec
-
+        msgspec = import_module("msgspec")
         return lambda payload: msgspec.convert(payload, kind)
     if hasattr(kind, "__pydantic_validator__"):
-        import pydantic
-
-        return pydantic.TypeAdapter(kind).validate_python
+        validate: Callable[[Any], Any]
+        validate = import_module("pydantic").TypeAdapter(kind).validate_python
+        return validate
     if dataclasses.is_dataclass(kind):
         return lambda payload: convert(payload, kind)
     return None

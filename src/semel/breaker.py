@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -17,6 +18,9 @@ class Breaker:
     opened_at: float | None = None
     retry_at: float = 0.0
     error: str = ""
+    #: What is tried first when the pause is over.
+    probe: Any = None
+    probing: bool = False
 
     def trip(self, now: float, error: str) -> None:
         """Open, or stay open for longer."""

@@ -46,7 +46,7 @@ def convert(value: Any, kind: Any, at: str = "$") -> Any:
         _expect(value, dict, "an object", at)
         arguments = typing.get_args(kind)
         inner = arguments[1] if arguments else Any
-        return {key: convert(item, inner, f"{at}.{key}") for key, item in value.items()}
+        return {key: convert(item, inner, f"{at}.*") for key, item in value.items()}
     if isinstance(kind, type):
         return _plain(value, kind, at)
     return value
@@ -70,7 +70,7 @@ def _plain(value: Any, kind: type[Any], at: str) -> Any:
     return value
 
 
-def _dataclass(value: Any, kind: type[Any], at: str) -> Any:
+def _dataclass(value: Any, kind: Any, at: str) -> Any:
     if isinstance(value, kind):
         return value
     _expect(value, dict, "an object", at)
@@ -88,7 +88,7 @@ def _dataclass(value: Any, kind: type[Any], at: str) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import SerializationError
-from semel.serializers import JSON, to_plain
+from semel.serializers import JSON, loads_json, to_plain
 
 if TYPE_CHECKING:
     from semel.envelope import MessageEnvelope
@@ -47,3 +47,12 @@ def is_json(content_type: str) -> bool:
     """Tell whether a body of this type is a JSON document."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == JSON or kind.endswith("+json")
+
+
+def is_document(body: bytes) -> bool:
+    """Tell whether *body* is JSON in UTF-8; databases refuse what only claims to be."""
+    try:
+        loads_json(body.decode())
+    except (SerializationError, UnicodeDecodeError):
+        return False
+    return True

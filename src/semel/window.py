@@ -31,6 +31,7 @@ class Lane:
         "more",
         "partition",
         "safe",
+        "surveyed",
         "suspects",
     )
 
@@ -44,6 +45,8 @@ class Lane:
         self.known: set[int] = set()
         self.more = True
         self.leaving = False
+        #: Before its blocked keys are known nothing of it may be sent.
+        self.surveyed = False
         #: How many of the first rows a dead owner may have been publishing.
         self.suspects = suspects
 
@@ -85,15 +88,9 @@ class Window:
         """How many more rows may be read."""
         return self.capacity - self._size
 
-    @property
-    def has_ready(self) -> bool:
-        """Whether a batch could be taken."""
-        return bool(self._ready)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is in flight or ready."""
-        return not self._ready and not self.in_flight
+    def could_take(self, now: float) -> bool:
+        """Whether there is something to take now."""
+        return bool(self._ready) or (bool(self._delayed) and self._delayed[0][0] <= now)
 
     def next_due(self) -> float | None:
         """When the next delayed row is due."""
@@ -155,7 +152,7 @@ class Window:
         heads = {entry.key for _, _, entry in self._delayed}
         for key, held in list(self._keys.items()):
             if not held.batch and key not in heads:
-                self._free(key)
+                self.free(key)
         self.to_park = [entry for entry in self.to_park if not self._drop_if(entry, condition)]
 
     def _keep_or_drop(
@@ -173,7 +170,9 @@ class Window:
     def reads(self, *, everything: bool) -> Sequence[Read]:
         """Choose the lanes to read next, each with a fair share of the room."""
         lanes = [
-            lane for lane in self.lanes.values() if not lane.leaving and (everything or lane.more)
+            lane
+            for lane in self.lanes.values()
+            if lane.surveyed and not lane.leaving and (everything or lane.more)
         ]
         if not lanes or self.room <= 0:
             return ()
@@ -340,9 +339,10 @@ class Window:
         self.in_flight -= len(batch)
         for entry in batch:
             if entry.key is not None:
-                self._free(entry.key)
+                self.free(entry.key)
 
-    def _free(self, key: Key) -> None:
+    def free(self, key: Key) -> None:
+        """Let a key go on."""
         held = self._keys.pop(key, None)
         if held is None:
             return
@@ -358,7 +358,7 @@ class Window:
         """Rows of a batch were not sent: they go first again, in order."""
         self.in_flight -= len(entries)
         for key in {entry.key for entry in entries if entry.key is not None}:
-            self._free(key)
+            self.free(key)
         mine = [entry for entry in entries if entry.partition in self.lanes]
         self._ready.extendleft(reversed(mine))
 
@@ -391,7 +391,7 @@ class Window:
             due.append(heapq.heappop(self._delayed)[2])
         for entry in reversed(due):
             if entry.key is not None:
-                self._free(entry.key)
+                self.free(entry.key)
             entry.wait = None
             self._ready.appendleft(entry)
 

@@ -22,7 +22,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from semel.envelope import MessageEnvelope
 from semel.relay import Entry, Failure, Instance, Key, Read, Survey
 from semel.sqlalchemy.connection import KeptConnection
-from semel.sqlalchemy.dialects import database_of
 from semel.sqlalchemy.leases import SqlAlchemyLeases, relay_engine
 from semel.sqlalchemy.layout import DEAD_BLOCKING, DEAD_RELEASED, HOT, PARKED, SCHEDULED
 from semel.sqlalchemy.tables import OutboxLease, OutboxRecord

@@ -1,0 +1,137 @@
+"""Which partitions are ours, and until when."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from math import ceil
+from uuid import uuid4
+
+from semel.protocols import Clock, Observer
+from semel.relay import Instance, RelayStore, Standing
+from semel.states import Pause
+from semel.window import Window
+
+_PARTITIONS = 64
+_logger = logging.getLogger("semel.projector")
+
+
+class Tenure:
+    """Keeps a projector's leases: renews, claims its fair share, hands over the surplus.
+
+    The database's clock decides who owns a partition; our own clock, read before the renewal was
+    sent, decides when we must stop publishing because a lease may have run out.
+    """
+
+    def __init__(
+        self,
+        store: RelayStore,
+        window: Window,
+        *,
+        scope: str,
+        lease_seconds: float,
+        suspects: int,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._store = store
+        self._window = window
+        self._clock = clock
+        self._observer = observer
+        self._suspects = suspects
+        self.instance = Instance(
+            id=f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:8]}",
+            scope=scope,
+            lease_seconds=lease_seconds,
+            detail={"host": socket.gethostname(), "pid": os.getpid()},
+        )
+        self.deadline = 0.0
+        self.next_tick = 0.0
+        self.waiting_for: str | None = "the first heartbeat"
+        self.pauses: tuple[Pause, ...] = ()
+        self.operations: int | None = None
+        self.changed = False
+
+    @property
+    def interval(self) -> float:
+        """Seconds between heartbeats."""
+        return min(self.instance.lease_seconds / 3, 2.0)
+
+    def is_valid(self) -> bool:
+        """Tell whether we may publish now."""
+        return self._clock.monotonic() < self.deadline
+
+    def epochs(self) -> dict[int, int]:
+        """Return what we hold, for fenced writes."""
+        return {lane.partition: lane.epoch for lane in self._window.lanes.values()}
+
+    async def tick(self) -> None:
+        """Renew, claim, hand over."""
+        started = self._clock.monotonic()
+        self.next_tick = started + self.interval
+        standing = await self._store.heartbeat(self.instance)
+        self._check_owned(standing)
+        self.deadline = started + self.instance.lease_seconds
+        await self._balance(standing)
+        self._note(standing)
+
+    def expire(self) -> None:
+        """Our clock says that the leases may have run out: hold nothing any more."""
+        if self._window.lanes:
+            self._observer.count("outbox_lease_lost_total", len(self._window.lanes))
+            _logger.warning("leases could not be renewed in time: publishing stops")
+            self._window.drop_lanes(list(self._window.lanes))
+        self.waiting_for = "the database"
+
+    def _check_owned(self, standing: Standing) -> None:
+        lost = [
+            lane.partition
+            for lane in self._window.lanes.values()
+            if standing.leases.get(lane.partition) != lane.epoch
+        ]
+        if lost:
+            self._observer.count("outbox_lease_lost_total", len(lost))
+            _logger.warning("%d leases were taken over by another projector", len(lost))
+            self._window.drop_lanes(lost)
+        for partition, epoch in standing.leases.items():
+            if partition not in self._window.lanes:
+                # Ours in the table though we gave up on it: nobody else can have published.
+                self._window.add_lane(partition, epoch, suspects=self._suspects)
+                self.changed = True
+
+    async def _balance(self, standing: Standing) -> None:
+        await self.hand_over()
+        owned = [lane for lane in self._window.lanes.values() if not lane.leaving]
+        fair = ceil(_PARTITIONS / standing.instances)
+        if len(owned) > fair:
+            surplus = sorted(owned, key=lambda lane: len(lane.known))[: len(owned) - fair]
+            self._window.leave([lane.partition for lane in surplus])
+            await self.hand_over()
+        elif len(owned) < fair and standing.conflict is None:
+            for claim in await self._store.claim(self.instance, fair - len(owned)):
+                suspects = self._suspects if claim.from_dead_owner else 0
+                self._window.add_lane(claim.partition, claim.epoch, suspects=suspects)
+                self.changed = True
+
+    async def hand_over(self) -> None:
+        """Release the partitions that we leave and that nothing in flight keeps."""
+        left = self._window.left()
+        if left:
+            await self._store.release(self.instance, left)
+            self._window.drop_lanes(left)
+
+    def _note(self, standing: Standing) -> None:
+        if standing.conflict is not None:
+            self.waiting_for = (
+                f"projectors of scope {standing.conflict!r}, which overlaps {self.instance.scope!r}"
+            )
+        elif not self._window.lanes:
+            self.waiting_for = "a free partition"
+        else:
+            self.waiting_for = None
+        pauses = tuple(standing.pauses)
+        if pauses != self.pauses or standing.operations != self.operations:
+            self.pauses = pauses
+            self.operations = standing.operations
+            self.changed = True
