@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, event, inspect, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from semel.envelope import MessageEnvelope
 from semel.errors import StorageError, TransactionMisuseError
+from semel.sqlalchemy.buffer import join
 from semel.sqlalchemy.dialects import Database, database_of
 from semel.sqlalchemy.outbox import SqlAlchemyOutbox
 from semel.sqlalchemy.tables import InboxRecord
@@ -63,8 +65,19 @@ class SqlAlchemyInboxGate:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Undo what happens inside if it raises; the transaction around it goes on."""
-        async with self._session.begin_nested():
+        nested = await self._session.begin_nested()
+        try:
             yield
+        except BaseException:
+            try:
+                await nested.rollback()
+            except DBAPIError:
+                # The database has rolled back everything, as InnoDB does on a deadlock: what the
+                # caller did before is gone, and must not be committed without it.
+                (await self._session.run_sync(join)).poisoned = True
+            raise
+        else:
+            await nested.commit()
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Call *callback* once the transaction has committed; never if it is rolled back."""

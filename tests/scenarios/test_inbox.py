@@ -1,0 +1,483 @@
+"""A message has one effect, whatever happens around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, event, insert, select, update
+
+from semel.envelope import MessageEnvelope
+from semel.errors import (
+    ConfigurationError,
+    InvalidMessageError,
+    StorageError,
+    TransactionMisuseError,
+)
+from semel.inbox import ConsumerInbox, Outcome
+from semel.observer import NullObserver
+from semel.sqlalchemy.storage import SqlAlchemyStorage
+from semel.sqlalchemy.tables import OutboxRecord
+from semel.states import InboxStatus
+from tests.services import Database, fresh_database
+
+servers = pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
+
+tables = MetaData()
+effects = Table(
+    "effects",
+    tables,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(100), nullable=False),
+    mysql_engine="InnoDB",
+)
+stock = Table(
+    "stock",
+    tables,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("left", Integer, nullable=False),
+    mysql_engine="InnoDB",
+)
+
+
+class Counts(NullObserver):
+    """Remembers what was counted and recorded."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.records: Counter[str] = Counter()
+        self.labels: dict[str, dict[str, str]] = {}
+
+    def count(self, name: str, value: float = 1, **labels: str) -> None:
+        self.counts[name] += int(value)
+        self.labels[name] = labels
+
+    def record(self, name: str, value: float, **labels: str) -> None:
+        self.records[name] += 1
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    with fresh_database(request.param, tmp_path) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+async def storage(database: Database) -> AsyncIterator[SqlAlchemyStorage]:
+    async with SqlAlchemyStorage(database.url) as storage:
+        await prepare(storage)
+        yield storage
+
+
+async def prepare(storage: SqlAlchemyStorage) -> None:
+    await storage.initialize()
+    async with storage.engine.begin() as connection:
+        await connection.run_sync(tables.create_all)
+        await connection.execute(insert(stock), [{"id": n, "left": 10} for n in (1, 2)])
+
+
+async def names(storage: SqlAlchemyStorage) -> list[str]:
+    async with storage.engine.connect() as connection:
+        return list(await connection.scalars(select(effects.c.name).order_by(effects.c.id)))
+
+
+async def buried(storage: SqlAlchemyStorage) -> list[OutboxRecord]:
+    async with storage.session_factory() as session:
+        return list(await session.scalars(select(OutboxRecord).order_by(OutboxRecord.sequence)))
+
+
+async def write(payload: dict[str, Any], uow: Any) -> str:
+    await uow.session.execute(insert(effects).values(name=payload["name"]))
+    return f"did {payload['name']}"
+
+
+def run(inbox: ConsumerInbox, handler: Any = write, *, id: str = "m-1", **options: Any) -> Any:  # noqa: A002
+    payload = options.pop("payload", {"name": "a"})
+    return inbox.process_idempotent(id, "orders", "OrderPlaced", payload, handler, **options)
+
+
+async def test_a_duplicate_is_skipped(storage: SqlAlchemyStorage) -> None:
+    """The first call returns the handler's result, the second None; both are counted."""
+    counts = Counts()
+    inbox = ConsumerInbox(storage, consumer_name="billing", observer=counts)
+    assert "did a" == await run(inbox)
+    assert await run(inbox) is None
+    assert ["a"] == await names(storage)
+    assert {
+        "consumer_inbox_processed_total": 1,
+        "consumer_inbox_duplicates_total": 1,
+    } == counts.counts
+    assert {"consumer_name": "billing", "event_type": "OrderPlaced"} == counts.labels[
+        "consumer_inbox_processed_total"
+    ]
+    assert {"consumer_inbox_processing_duration_seconds": 1} == counts.records
+
+
+async def test_a_handler_that_returns_nothing_is_told_from_a_duplicate(
+    storage: SqlAlchemyStorage,
+) -> None:
+    """`process` tells the outcome, also when the result is None."""
+    inbox = ConsumerInbox(storage, "billing")
+    seen: list[Any] = []
+    for expected in (Outcome.PROCESSED, Outcome.DUPLICATE):
+        done = await inbox.process("m-1", "orders", "OrderPlaced", {"name": "a"}, seen.append)
+        assert expected == done.outcome
+    assert [{"name": "a"}] == seen
+
+
+async def test_two_consumers_both_process(storage: SqlAlchemyStorage) -> None:
+    """Services that share a database do not steal each other's messages."""
+    for name in ("billing", "shipping"):
+        assert "did a" == await run(ConsumerInbox(storage, name))
+    assert ["a", "a"] == await names(storage)
+
+
+async def test_the_same_id_in_two_tenants(storage: SqlAlchemyStorage) -> None:
+    """Tenants have ids of their own."""
+    for tenant in ("north", "south"):
+        assert "did a" == await run(ConsumerInbox(storage, "billing", tenant_id=tenant))
+    assert ["a", "a"] == await names(storage)
+
+
+async def test_two_instances_at_the_same_time(storage: SqlAlchemyStorage) -> None:
+    """While one instance is at it the other waits, and then skips the message."""
+    inside, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(payload: dict[str, Any], uow: Any) -> str:
+        inside.set()
+        await go.wait()
+        return await write(payload, uow)
+
+    first = asyncio.create_task(run(ConsumerInbox(storage, "billing"), slow))
+    await inside.wait()
+    second = asyncio.create_task(run(ConsumerInbox(storage, "billing"), slow))
+    _, waiting = await asyncio.wait({second}, timeout=0.2)
+    assert {second} == waiting
+    go.set()
+    async with asyncio.timeout(30):
+        assert ["did a", None] == [await first, await second]
+    assert ["a"] == await names(storage)
+
+
+async def test_duplicates_that_wait_for_a_failure(storage: SqlAlchemyStorage) -> None:
+    """The first handler fails while duplicates wait for it: one of them takes over, once."""
+    inside, go = asyncio.Event(), asyncio.Event()
+
+    async def failing(payload: dict[str, Any], uow: Any) -> None:
+        await write(payload, uow)
+        inside.set()
+        await go.wait()
+        raise ValueError("first")
+
+    first = asyncio.create_task(run(ConsumerInbox(storage, "billing"), failing))
+    await inside.wait()
+    others = [asyncio.create_task(run(ConsumerInbox(storage, "billing"))) for _ in range(3)]
+    await asyncio.wait(others, timeout=0.2)
+    go.set()
+    async with asyncio.timeout(30):
+        with pytest.raises(ValueError, match="first"):
+            await first
+        assert ["None", "None", "did a"] == sorted(map(str, await asyncio.gather(*others)))
+    assert ["a"] == await names(storage)
+
+
+async def test_a_failed_handler_leaves_nothing_and_runs_again(storage: SqlAlchemyStorage) -> None:
+    """The handler's own exception comes out, its effects do not stay, and a redelivery works."""
+
+    class Broken(Exception):  # noqa: N818
+        pass
+
+    counts = Counts()
+    inbox = ConsumerInbox(storage, "billing", observer=counts)
+    error = Broken("no")
+
+    async def fail(payload: dict[str, Any], uow: Any) -> None:
+        await write(payload, uow)
+        await uow.outbox.add("invoices", {"x": 1})
+        raise error
+
+    with pytest.raises(Broken) as caught:
+        await run(inbox, fail)
+    assert error is caught.value
+    assert caught.value.__cause__ is None
+    assert [] == await names(storage)
+    assert [] == await buried(storage)
+    assert not counts.counts
+    assert "did a" == await run(inbox)
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback", "uow.commit", "connection.rollback"])
+async def test_a_handler_that_ends_the_transaction(storage: SqlAlchemyStorage, ending: str) -> None:
+    """Committing or rolling back in a handler is a clear error, and nothing stays."""
+
+    async def careless(payload: dict[str, Any], uow: Any) -> None:
+        await write(payload, uow)
+        match ending:
+            case "commit":
+                await uow.session.commit()
+            case "rollback":
+                await uow.session.rollback()
+            case "uow.commit":
+                await uow.commit()
+            case _:
+                await (await uow.session.connection()).rollback()
+
+    inbox = ConsumerInbox(storage, "billing")
+    with pytest.raises(TransactionMisuseError, match="Remove"):
+        await run(inbox, careless)
+    assert [] == await names(storage)
+    assert "did a" == await run(inbox)
+
+
+async def test_an_event_that_the_handler_emits_has_the_same_id_again(
+    storage: SqlAlchemyStorage,
+) -> None:
+    """Executed again, a handler emits the same ids; another consumer emits others."""
+
+    async def emit(_payload: dict[str, Any], uow: Any) -> str:
+        record = await uow.outbox.add("invoices", {"x": 1})
+        assert "m-1" == record.event_metadata["causation_id"]
+        return str(record.id)
+
+    async def emit_and_fail(payload: dict[str, Any], uow: Any) -> None:
+        raise ValueError(await emit(payload, uow))
+
+    inbox = ConsumerInbox(storage, "billing")
+    with pytest.raises(ValueError) as caught:
+        await run(inbox, emit_and_fail)
+    assert str(caught.value) == await run(inbox, emit)
+    assert str(caught.value) != await run(ConsumerInbox(storage, "shipping"), emit)
+
+
+async def test_in_the_callers_transaction(storage: SqlAlchemyStorage) -> None:
+    """With session= the message is processed if and only if the caller commits."""
+    counts = Counts()
+    inbox = ConsumerInbox(storage, "billing", observer=counts)
+    async with storage.session_factory() as session:
+        assert "did a" == await run(inbox, session=session)
+        await session.rollback()
+    assert [] == await names(storage)
+    assert not counts.counts
+    async with storage.session_factory() as session:
+        assert "did a" == await run(inbox, session=session)
+        assert not counts.counts
+        await session.commit()
+    assert ["a"] == await names(storage)
+    assert {"consumer_inbox_processed_total": 1} == counts.counts
+
+
+async def test_a_duplicate_leaves_the_callers_transaction_usable(
+    storage: SqlAlchemyStorage,
+) -> None:
+    """PostgreSQL would abort the transaction after a failed insert: there is none."""
+    inbox = ConsumerInbox(storage, "billing")
+    await run(inbox)
+    async with storage.session_factory() as session, session.begin():
+        assert await run(inbox, session=session) is None
+        await session.execute(insert(effects).values(name="the caller's"))
+    assert ["a", "the caller's"] == await names(storage)
+
+
+async def test_a_caller_who_catches_the_error_may_go_on(storage: SqlAlchemyStorage) -> None:
+    """A failed handler takes its inbox row with it, so that a commit does not lose the message."""
+
+    async def fail(payload: dict[str, Any], uow: Any) -> None:
+        await write(payload, uow)
+        raise ValueError("no")
+
+    inbox = ConsumerInbox(storage, "billing")
+    async with storage.session_factory() as session, session.begin():
+        await session.execute(insert(effects).values(name="before"))
+        with pytest.raises(ValueError, match="no"):
+            await run(inbox, fail, session=session)
+        await session.execute(insert(effects).values(name="after"))
+    assert ["before", "after"] == await names(storage)
+    assert "did a" == await run(inbox)
+
+
+async def test_the_same_id_with_another_payload_is_parked(storage: SqlAlchemyStorage) -> None:
+    """It is neither run nor lost: it waits in the dead letter topic, with the reason."""
+    counts = Counts()
+    inbox = ConsumerInbox(storage, "billing", observer=counts)
+    await run(inbox)
+    assert await run(inbox, payload={"name": "b"}) is None
+    assert ["a"] == await names(storage)
+    [letter] = await buried(storage)
+    assert ("orders.dead", {"name": "b"}) == (letter.topic, letter.payload)
+    assert "conflict" == letter.event_metadata["dead_letter_reason"]
+    assert "m-1" == letter.event_metadata["dead_letter_id"]
+    assert 1 == counts.counts["consumer_inbox_parked_total"]
+    assert "conflict" == counts.labels["consumer_inbox_parked_total"]["reason"]
+
+
+async def test_the_order_of_keys_is_not_another_payload(storage: SqlAlchemyStorage) -> None:
+    """The same document written in another way is a duplicate."""
+    inbox = ConsumerInbox(storage, "billing")
+    await run(inbox, payload={"name": "a", "n": 1})
+    assert await run(inbox, payload={"n": 1, "name": "a"}) is None
+    assert [] == await buried(storage)
+
+
+async def test_the_payload_is_kept_on_request(storage: SqlAlchemyStorage) -> None:
+    """By default the inbox holds a hash only."""
+    await run(ConsumerInbox(storage, "billing"))
+    await run(ConsumerInbox(storage, "audit", keep_payload=True))
+    [plain] = await storage.inbox.search(consumer_name="billing")
+    [kept] = await storage.inbox.search(consumer_name="audit")
+    assert (None, {"name": "a"}) == (plain.payload, kept.payload)
+    assert plain.payload_hash is not None
+    assert (InboxStatus.PROCESSED, 1, "orders") == (plain.status, plain.attempts, plain.source)
+
+
+async def test_a_batch_is_one_transaction(storage: SqlAlchemyStorage) -> None:
+    """Fifty new messages take one insert into the inbox, one update and one commit."""
+    inbox = ConsumerInbox(storage, "billing")
+    statements: list[str] = []
+    event.listen(
+        storage.engine.sync_engine,
+        "before_cursor_execute",
+        lambda *given: statements.append(given[2]),
+    )
+    messages = batch(*map(str, range(50)))
+    results = await inbox.process_batch(messages, write)
+    assert [Outcome.PROCESSED] * 50 == [done.outcome for done in results]
+    mine = [sql.split()[0] for sql in statements if "inbox" in sql]
+    assert ["INSERT", "UPDATE"] == mine
+    again = await inbox.process_batch(messages, write)
+    assert [Outcome.DUPLICATE] * 50 == [done.outcome for done in again]
+    assert 50 == len(await names(storage))
+
+
+async def test_one_bad_message_does_not_spoil_its_batch(storage: SqlAlchemyStorage) -> None:
+    """The bad one fails, what follows of its key is held, everything else is processed once."""
+    inbox = ConsumerInbox(storage, "billing")
+    await inbox.process_batch(batch("known"), write)
+
+    async def picky(payload: dict[str, Any], uow: Any) -> None:
+        await write(payload, uow)
+        if payload["name"] == "bad":
+            raise ValueError("no")
+
+    messages = [*batch("a"), *batch("bad", "behind", key="k"), *batch("b", "known")]
+    results = await inbox.process_batch(messages, picky)
+    assert ["processed", "failed", "held", "processed", "duplicate"] == [
+        done.outcome.value for done in results
+    ]
+    assert isinstance(results[1].error, ValueError)
+    assert ["known", "a", "b"] == await names(storage)
+
+
+async def test_cleanup_of_one_consumer(storage: SqlAlchemyStorage) -> None:
+    """Old entries of this consumer go, young ones stay."""
+    inbox = ConsumerInbox(storage, "billing")
+    await run(inbox)
+    assert 0 == await inbox.cleanup_old_entries(older_than_days=7)
+    assert 1 == await inbox.cleanup_old_entries(older_than_days=-1)
+
+
+async def test_bad_calls_are_refused(storage: SqlAlchemyStorage) -> None:
+    """A missing id and a handler that cannot be called are errors before anything happens."""
+    inbox = ConsumerInbox(storage, "billing")
+    with pytest.raises(InvalidMessageError, match="event_id must be a str, not NoneType"):
+        await run(inbox, id=None)
+
+    async def no_parameter() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="takes no parameter"):
+        await run(inbox, no_parameter)
+    with pytest.raises(InvalidMessageError, match="consumer_name"):
+        ConsumerInbox(storage, "")
+
+
+@servers
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_concurrent_duplicates_at_higher_isolation(database: Database, level: str) -> None:
+    """Serialization failures start the message again: every message has one effect."""
+    async with SqlAlchemyStorage(database.url, isolation_level=level) as storage:
+        await prepare(storage)
+        inbox = ConsumerInbox(storage, "billing")
+        async with asyncio.timeout(60):
+            results = await asyncio.gather(*(run(inbox) for _ in range(4)))
+        assert 1 == sum(result is not None for result in results)
+        assert ["a"] == await names(storage)
+
+
+@servers
+async def test_a_deadlock_is_started_again(storage: SqlAlchemyStorage) -> None:
+    """Two handlers lock rows in opposite order: the victim runs again, and both finish."""
+    met = asyncio.Barrier(2)
+    runs: Counter[str] = Counter()
+
+    def crossing(*rows: int) -> Callable[..., Any]:
+        async def handler(payload: dict[str, Any], uow: Any) -> str:
+            runs[payload["name"]] += 1
+            for number, row in enumerate(rows):
+                await uow.session.execute(
+                    update(stock).where(stock.c.id == row).values(left=stock.c.left - 1)
+                )
+                if number == 0 and runs[payload["name"]] == 1:
+                    await met.wait()
+            return await write(payload, uow)
+
+        return handler
+
+    inbox = ConsumerInbox(storage, "billing")
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(
+            run(inbox, crossing(1, 2), id="m-1", payload={"name": "a"}),
+            run(inbox, crossing(2, 1), id="m-2", payload={"name": "b"}),
+        )
+    assert ["did a", "did b"] == results
+    assert 3 == runs.total()
+    async with storage.engine.connect() as connection:
+        assert [8, 8] == list(await connection.scalars(select(stock.c.left)))
+    assert ["a", "b"] == sorted(await names(storage))
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+async def test_innodb_undoes_everything_on_a_deadlock(storage: SqlAlchemyStorage) -> None:
+    """After a deadlock in the caller's transaction a commit is refused: its first half is gone."""
+    locked, waiting = asyncio.Event(), asyncio.Event()
+    inbox = ConsumerInbox(storage, "billing")
+
+    async def heavy() -> None:
+        async with storage.session_factory() as session, session.begin():
+            await session.execute(update(stock).where(stock.c.id == 2).values(left=0))
+            await session.execute(insert(effects), [{"name": f"heavy {n}"} for n in range(50)])
+            locked.set()
+            await waiting.wait()
+            await session.execute(update(stock).where(stock.c.id == 1).values(left=0))
+
+    async def handler(_payload: dict[str, Any], uow: Any) -> None:
+        await uow.session.execute(update(stock).where(stock.c.id == 1).values(left=5))
+        waiting.set()
+        await uow.session.execute(update(stock).where(stock.c.id == 2).values(left=5))
+
+    other = asyncio.create_task(heavy())
+    await locked.wait()
+    async with storage.session_factory() as session:
+        await session.execute(insert(effects).values(name="the caller's"))
+        with pytest.raises(Exception, match="1213") as caught:
+            await run(inbox, handler, session=session)
+        assert storage.is_transient(caught.value)
+        with pytest.raises(StorageError, match="roll it back"):
+            await session.commit()
+    await other
+    assert "the caller's" not in await names(storage)
+
+
+def batch(*contents: str, key: str | None = None) -> list[MessageEnvelope]:
+    return [
+        MessageEnvelope(
+            topic="orders",
+            event_type="OrderPlaced",
+            event_id=f"id-{content}",
+            key=key,
+            payload={"name": content},
+        )
+        for content in contents
+    ]
