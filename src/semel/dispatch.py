@@ -33,6 +33,7 @@ class Item:
     ignored: bool = False
     failures: int = 0
     trouble: int = 0
+    restarts: int = 0
     wait: float = 0.0
     done: bool = False
 

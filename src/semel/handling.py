@@ -53,11 +53,16 @@ class Handling:
         """Deal with *items*; each is done afterwards, or has to wait."""
         for item in items:
             item.wait = 0.0
-        if len(items) > 1:
-            await self._batch(items)
-        for item in items:
-            if len(items) == 1 or item.verdict is not None:
-                await self._single(item)
+        try:
+            if len(items) > 1:
+                await self._batch(items)
+            for item in items:
+                if len(items) == 1 or item.verdict is not None:
+                    await self._single(item)
+        except Exception as error:  # noqa: BLE001  not acked, so it is tried again
+            for item in items:
+                if not item.done:
+                    await self._troubled(item, error)
 
     async def _batch(self, items: Sequence[Item]) -> None:
         jobs = [self._job(item) for item in items]
@@ -69,15 +74,12 @@ class Handling:
                 await self._succeeded(item)
 
     async def _single(self, item: Item) -> None:
-        try:
-            if item.verdict is None and not item.ignored:
-                await self._attempt(item)
-            if item.verdict is not None:
-                await self._settle(item, item.verdict)
-            if item.verdict is not None or item.ignored:
-                await self._ack(item)
-        except Exception as error:  # noqa: BLE001  not acked, so it is tried again
-            await self._troubled(item, error)
+        if item.verdict is None and not item.ignored:
+            await self._attempt(item)
+        if item.verdict is not None:
+            await self._settle(item, item.verdict)
+        if item.verdict is not None or item.ignored:
+            await self._ack(item)
 
     async def _attempt(self, item: Item) -> None:
         job = self._job(item)
@@ -94,12 +96,6 @@ class Handling:
                 return
         try:
             await self._processor.execute(job)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Not ours: the handler let the end of something of its own escape.
-            await self._failed(item, job, RuntimeError("the handler raised CancelledError"))
         except Exception as error:  # noqa: BLE001  a handler may raise anything
             await self._failed(item, job, error)
         else:
@@ -110,11 +106,13 @@ class Handling:
         await self._ack(item)
 
     async def _failed(self, item: Item, job: Job, error: Exception) -> None:
-        if job.phase is Phase.ADMISSION or self._processor.is_transient(error, job):
-            if item.trouble < STUBBORN or job.phase is Phase.ADMISSION:
-                await self._troubled(item, error)
-                return
-        item.trouble = 0
+        if job.phase is Phase.ADMISSION:
+            await self._troubled(item, error)
+            return
+        if self._processor.is_transient(error, job) and item.restarts < STUBBORN:
+            item.restarts += 1
+            await self._troubled(item, error)
+            return
         item.failures += 1
         self._plan.on_error()
         if isinstance(error, InvalidPayloadError):
@@ -211,8 +209,18 @@ class Handling:
         return Job(
             receipt=self._receipt(message),
             message=message,
-            run=lambda uow: self._plan.run(message, uow),
+            run=lambda uow: self._run(message, uow),
         )
+
+    async def _run(self, message: MessageEnvelope, uow: UnitOfWork) -> Any:
+        try:
+            return await self._plan.run(message, uow)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody stops us: the handler let the end of something of its own escape.
+            raise RuntimeError("the handler raised CancelledError") from None
 
     def _receipt(self, message: MessageEnvelope) -> Receipt:
         return receipt_of(
