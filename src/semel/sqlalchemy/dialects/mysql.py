@@ -112,16 +112,13 @@ class MySql(Database):
 
     def check_server(self, connection: Connection) -> None:
         """Refuse servers that cut long values or number rows in several places."""
-        variables = dict(
-            connection.execute(
-                text(
-                    "SHOW VARIABLES WHERE Variable_name IN "
-                    "('sql_mode', 'auto_increment_increment', 'wsrep_on', 'read_only')"
-                )
+        found = connection.execute(
+            text(
+                "SHOW VARIABLES WHERE Variable_name IN "
+                "('sql_mode', 'auto_increment_increment', 'wsrep_on', 'read_only')"
             )
-            .tuples()
-            .all()
         )
+        variables: dict[str, str] = {row[0]: row[1] for row in found}
         if "STRICT_" not in variables.get("sql_mode", ""):
             raise ConfigurationError(
                 "this server is not in strict mode and would cut long values silently: "
