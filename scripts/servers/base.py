@@ -48,6 +48,7 @@ class State:
     pid: int = 0
     started: int = 0
     ports: dict[str, int] = field(default_factory=dict)
+    # A process that the server needs beside it, such as Erlang's port mapper.
     helper_pid: int = 0
     helper_started: int = 0
 
@@ -176,6 +177,7 @@ class Server(ABC):
 
     def start(self) -> None:
         self.own(self.folder)
+        self._stop_helper()
         taken = {**self.ports, **self.state.ports}
         self.save(ports={role: process.free_port(port) for role, port in taken.items()})
         self.initialise()
@@ -198,12 +200,25 @@ class Server(ABC):
         clean = process.stop(
             self.state.pid, self.state.started, self.stop_signal, self.stop_timeout
         )
+        self._stop_helper()
         self.save(how="", pid=0, started=0)
         return clean
 
     def kill(self) -> None:
         process.kill(self.state.pid, self.state.started)
-        self.save(pid=0, started=0)
+        process.kill(self.state.helper_pid, self.state.helper_started)
+        self.save(pid=0, started=0, helper_pid=0, helper_started=0)
+
+    def start_helper(self, command: Sequence[str | Path], log: str) -> None:
+        child = process.spawn(
+            command, folder=self.folder, log=self.folder / log, user=self.user, environment={}
+        )
+        self.save(helper_pid=child.pid, helper_started=process.start_time(child.pid) or 0)
+
+    def _stop_helper(self) -> None:
+        if self.state.helper_pid:
+            process.stop(self.state.helper_pid, self.state.helper_started, signal.SIGTERM, 5.0)
+            self.save(helper_pid=0, helper_started=0)
 
     # Helpers for the servers
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import SplitResult, unquote
 
-from . import process
 from .base import NotReadyError, Server, connect, find, receive
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
@@ -44,14 +42,10 @@ class RabbitMQ(Server):
             "default_pass = semel\n"
             "log.console.level = info\n"
         )
-        epmd = process.spawn(
+        self.start_helper(
             [find("epmd") or "", "-port", str(self.port("epmd")), "-address", "127.0.0.1"],
-            folder=self.folder,
-            log=self.folder / "epmd.log",
-            user=self.user,
-            environment={},
+            "epmd.log",
         )
-        self.save(helper_pid=epmd.pid, helper_started=process.start_time(epmd.pid) or 0)
 
     def command(self) -> Sequence[str | Path]:
         return [self._program() or ""]
@@ -75,24 +69,6 @@ class RabbitMQ(Server):
             # The start script becomes the server then, so the pid that we know is the server's.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
-
-    def start(self) -> None:
-        self._stop_epmd()
-        super().start()
-
-    def stop(self) -> bool:
-        clean = super().stop()
-        self._stop_epmd()
-        return clean
-
-    def kill(self) -> None:
-        super().kill()
-        self._stop_epmd()
-
-    def _stop_epmd(self) -> None:
-        if self.state.helper_pid:
-            process.stop(self.state.helper_pid, self.state.helper_started, signal.SIGTERM, 2.0)
-            self.save(helper_pid=0, helper_started=0)
 
     def address(self, port: int) -> str:
         return f"amqp://semel:semel@127.0.0.1:{port}"
