@@ -36,6 +36,7 @@ class OutboxStats:
     oldest_unsent_seconds: float | None
     blocked_keys: int
     scheduled: int
+    parked: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from semel.sqlalchemy.layout import (
     DEAD_BLOCKING,
     DEAD_RELEASED,
     HOT,
+    PARKED,
     SCHEDULED,
 )
 from semel.sqlalchemy.leases import read_control, relay_engine
@@ -69,7 +70,7 @@ class SqlAlchemyOutboxStore:
             counts_query = select(_outbox.c.status, func.count()).group_by(_outbox.c.status)
             lanes_query = (
                 select(_outbox.c.lane, func.count())
-                .where(_outbox.c.lane.between(SCHEDULED, DEAD_RELEASED - 1))
+                .where(_outbox.c.lane.between(PARKED, DEAD_RELEASED - 1))
                 .group_by(_outbox.c.lane)
             )
             age = self._database.seconds_until(func.min(_outbox.c.created_at))
@@ -85,7 +86,8 @@ class SqlAlchemyOutboxStore:
             counts={status: counts.get(status, 0) for status in OutboxStatus},
             oldest_unsent_seconds=None if oldest is None else max(0.0, -float(oldest)),
             blocked_keys=sum(n for lane, n in lanes.items() if lane >= DEAD_BLOCKING),
-            scheduled=sum(n for lane, n in lanes.items() if lane < DEAD_BLOCKING),
+            scheduled=sum(n for lane, n in lanes.items() if SCHEDULED <= lane < DEAD_BLOCKING),
+            parked=sum(n for lane, n in lanes.items() if lane < SCHEDULED),
         )
 
     async def requeue(self, event_ids: Sequence[str]) -> int:

@@ -37,7 +37,7 @@ class WakeUp:
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._connection = KeptConnection(engine)
-        self._stop_listening = on_commit(engine.sync_engine, self._committed)
+        on_commit(engine.sync_engine, self._committed)
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call *wake* after commits; needs a running event loop to hear other processes."""
@@ -55,8 +55,7 @@ class WakeUp:
         return unsubscribe
 
     async def close(self) -> None:
-        """Stop listening and sending."""
-        self._stop_listening()
+        """Stop listening and sending; a later commit or subscriber begins anew."""
         tasks = [task for task in (self._sender, self._listener) if task is not None]
         self._sender = self._listener = None
         for task in tasks:

@@ -1,0 +1,196 @@
+"""Wiring: storage, bus, projector and consumers, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+from semel.binding import Handler
+from semel.commands import CommandBus
+from semel.consumer import EventConsumer
+from semel.envelope import DEFAULT_TENANT, check_name
+from semel.errors import ConfigurationError, describe
+from semel.health import ConsumerHealthService
+from semel.maintenance import Removed, Retention, cleanup
+from semel.observer import NullObserver
+from semel.projector import OutboxProjector
+from semel.protocols import MessageBus, Observer
+from semel.settings import OutboxProjectorConfig
+from semel.sqlalchemy.storage import SqlAlchemyStorage
+from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
+from semel.states import OutboxStatus
+
+H = TypeVar("H", bound=Handler)
+_logger = logging.getLogger("semel.hub")
+_UNSENT = (OutboxStatus.NEW, OutboxStatus.PUBLISHING, OutboxStatus.FAILED)
+
+
+class Hub:
+    """One service: what it stores, what it sends, what it listens to.
+
+    *name* is the service's name: its consumers' name and group, and the source of its events.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        storage: SqlAlchemyStorage,
+        bus: MessageBus,
+        config: OutboxProjectorConfig | None = None,
+        tenant_id: str | None = None,
+        retention: Retention | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.name = check_name("the hub's name", name)
+        self.storage = storage
+        self.bus = bus
+        self.config = config or OutboxProjectorConfig()
+        self.tenant_id = tenant_id
+        self.retention = retention or Retention()
+        self.observer = observer or NullObserver()
+        if storage.observer is None:
+            storage.observer = self.observer
+        if getattr(bus, "source", None) == "semel":
+            bus.source = self.name  # type: ignore[attr-defined]
+        self.commands = CommandBus(storage)
+        self.health = ConsumerHealthService()
+        self.consumers: dict[str, EventConsumer] = {}
+        self.projector: OutboxProjector | None = None
+
+    def consumer(self, topic: str, **options: Any) -> EventConsumer:
+        """Return this service's consumer of *topic*; *options* are those of `EventConsumer`."""
+        known = self.consumers.get(topic)
+        if known is not None:
+            if options:
+                raise ConfigurationError(
+                    f"the consumer of {topic!r} exists already: give its options where it is "
+                    "first used"
+                )
+            return known
+        consumer = EventConsumer(
+            options.pop("name", self.name),
+            topic,
+            options.pop("group_id", self.name),
+            bus=self.bus,
+            storage=self.storage,
+            observer=options.pop("observer", self.observer),
+            health=None,
+            **options,
+        )
+        return self.add(consumer)
+
+    def add(self, consumer: EventConsumer) -> EventConsumer:
+        """Start and stop *consumer*, such as a subclass of `EventConsumer`, with this hub."""
+        if consumer.topic in self.consumers:
+            raise ConfigurationError(f"this hub has a consumer of {consumer.topic!r} already")
+        self.consumers[consumer.topic] = consumer
+        consumer.watch(self.health, f"{consumer.name}:{consumer.topic}")
+        return consumer
+
+    def on(self, topic: str, event_type: str) -> Callable[[H], H]:
+        """Register a handler for a type of event of a topic."""
+        return self.consumer(topic).on(event_type)
+
+    def unit_of_work(self, *, tenant_id: str = DEFAULT_TENANT) -> SQLAlchemyUnitOfWork:
+        """Return a fresh unit of work."""
+        return self.storage.unit_of_work(tenant_id=tenant_id, consumer_name=self.name)
+
+    @asynccontextmanager
+    async def running(
+        self, *, projector: bool = True, consumers: bool = True
+    ) -> AsyncIterator[Hub]:
+        """Run the projector and the consumers while inside; stops them in the right order."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.storage.close)
+            await self.storage.ping()
+            await self.bus.start()
+            stack.push_async_callback(self.bus.close)
+            if projector:
+                await stack.enter_async_context(self._projecting())
+            if consumers:
+                for consumer in self.consumers.values():
+                    await consumer.start()
+                    stack.push_async_callback(consumer.stop)
+            yield self
+
+    @asynccontextmanager
+    async def _projecting(self) -> AsyncIterator[None]:
+        projector = OutboxProjector(
+            message_bus=self.bus,
+            tenant_id=self.tenant_id,
+            config=self.config,
+            store=self.storage.relay,
+            observer=self.observer,
+        )
+        self.projector = projector
+        task = asyncio.create_task(projector.run_forever(), name=f"semel-{self.name}-projector")
+        task.add_done_callback(_tell)
+        try:
+            yield
+        finally:
+            await projector.stop()
+            await asyncio.gather(task, return_exceptions=True)
+            self.projector = None
+
+    def lifespan(
+        self, *, projector: bool = True, consumers: bool = True
+    ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+        """Return a lifespan for Starlette, FastAPI or Litestar: `FastAPI(lifespan=...)`."""
+
+        @asynccontextmanager
+        async def lifespan(_app: Any) -> AsyncIterator[None]:
+            async with self.running(projector=projector, consumers=consumers):
+                yield
+
+        return lifespan
+
+    async def run_forever(self, *, projector: bool = True, consumers: bool = True) -> None:
+        """Run until SIGTERM or SIGINT; then finish what is in flight and hand over the rest."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            async with self.running(projector=projector, consumers=consumers):
+                await stop.wait()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def drain(self, *, seconds: float = 30.0) -> None:
+        """Wait until all committed events are sent and handled; for tests and demos.
+
+        DEAD events, scheduled ones and those held by a pause do not count. Raises `TimeoutError`
+        after *seconds*.
+        """
+        async with asyncio.timeout(seconds):
+            while not await self._is_drained():
+                if self.projector is not None:
+                    self.projector.wake()
+                await asyncio.sleep(0.01)
+
+    async def _is_drained(self) -> bool:
+        stats = await self.storage.outbox.stats(tenant_id=self.tenant_id)
+        unsent = sum(stats.counts[status] for status in _UNSENT) - stats.scheduled
+        if unsent - stats.parked > 0:
+            return False
+        for consumer in self.consumers.values():
+            if consumer.in_flight or await consumer.lag():
+                return False
+        # What was handled may have sent something new.
+        again = await self.storage.outbox.stats(tenant_id=self.tenant_id)
+        return again.counts == stats.counts
+
+    async def cleanup(self) -> Removed:
+        """Delete finished rows that the retention does not keep."""
+        return await cleanup(self.storage, self.retention)
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _logger.error("the projector stopped: %s", describe(error))
