@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import URL, Connection, Table, insert, inspect, make_url, select
+from sqlalchemy import URL, Connection, Table, func, insert, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -132,6 +132,12 @@ class SqlAlchemyStorage:
         except OSError as error:
             raise StorageError(f"the database does not answer ({describe(error)})") from None
 
+    async def check(self) -> None:
+        """Raise `SchemaError` for missing, old or damaged tables; look closer than `ping`."""
+        await self.ping()
+        async with self.engine.connect() as connection:
+            await connection.run_sync(examine)
+
     async def close(self) -> None:
         """Stop what this object runs, and dispose of the engine if it made it."""
         await self.relay.close()
@@ -171,6 +177,27 @@ def _create(connection: Connection) -> None:
     ]
     if fresh:
         connection.execute(insert(cast("Table", OutboxControl.__table__)), fresh)
+
+
+def examine(connection: Connection) -> None:
+    """Raise `SchemaError` for tables that would break the order of events."""
+    found = inspect(connection)
+    for table in metadata.sorted_tables:
+        if not found.has_table(table.name):
+            raise SchemaError(f"the table {table.name} is missing: run `semel db create`")
+        columns = {column["name"] for column in found.get_columns(table.name)}
+        missing = sorted(column.name for column in table.columns if column.name not in columns)
+        if missing:
+            raise SchemaError(
+                f"{table.name} has no column {', '.join(missing)}: run `semel db upgrade`"
+            )
+    slots = connection.scalar(select(func.count()).select_from(OutboxSlot))
+    if slots != SLOTS:
+        raise SchemaError(
+            f"outbox_slot has {slots} rows instead of {SLOTS}, so writers would not exclude each "
+            "other: run `semel db create`"
+        )
+    database_of(connection.dialect).check_sequence(connection)
 
 
 def _make_engine(database: str | URL, options: dict[str, Any]) -> AsyncEngine:

@@ -76,6 +76,9 @@ class Database(Lanes, ABC):
     def check_server(self, connection: Connection) -> None:
         """Raise `ConfigurationError` for a server on which the promises would not hold."""
 
+    def check_sequence(self, connection: Connection) -> None:
+        """Raise `SchemaError` if numbers are not issued one by one, above all that exist."""
+
     def is_missing_table(self, error: DBAPIError) -> bool:
         """Tell whether a statement failed because a table or column does not exist."""
         text = str(error.orig).lower()

@@ -37,7 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeEngine
 
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SchemaError
 from semel.sqlalchemy.dialects.base import Database
 from semel.sqlalchemy.dialects.lanes import select_list
 from semel.sqlalchemy.layout import PARTITIONS
@@ -285,6 +285,28 @@ class PostgreSql(Database):
         if recovering:
             raise ConfigurationError("this PostgreSQL server is a replica: connect to the primary")
         self._deferrable[connection.engine] = bool(deferrable)
+
+    def check_sequence(self, connection: Connection) -> None:
+        """Check the identity's cache and position."""
+        cache, last, highest = connection.execute(
+            text(
+                "SELECT s.seqcache, "
+                "pg_sequence_last_value(CAST(s.seqrelid AS regclass)), "
+                "(SELECT max(sequence) FROM outbox) "
+                "FROM pg_sequence s "
+                "WHERE s.seqrelid = CAST(pg_get_serial_sequence('outbox', 'sequence') AS regclass)"
+            )
+        ).one()
+        if cache != 1:
+            raise SchemaError(
+                f"the sequence of outbox hands out {cache} numbers at once, so their order is not "
+                "that of the commits: ALTER TABLE outbox ALTER COLUMN sequence SET CACHE 1"
+            )
+        if (highest or 0) > (last or 0):
+            raise SchemaError(
+                "outbox has rows above its sequence (after a restore?): set the sequence to "
+                f"{highest} with setval()"
+            )
 
     def is_missing_table(self, error: DBAPIError) -> bool:
         """Tell undefined tables and columns."""
