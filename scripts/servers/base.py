@@ -102,7 +102,7 @@ class Server(ABC):
     @property
     def url(self) -> str:
         """The server's URL: of the environment, else of the one we run or would run."""
-        ports = self.ports if self.state.how != "native" else {**self.ports, **self.state.ports}
+        ports = self.ports if self.state.how == "docker" else {**self.ports, **self.state.ports}
         return os.environ.get(self.variable()) or self.address(ports["main"])
 
     def port(self, role: str = "main") -> int:

@@ -48,6 +48,14 @@ Data and logs are in $SEMEL_SERVICES_DIR, or in .services of the repository.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return run(arguments)
+    except OSError as error:
+        say(f"scripts/services: {error}")
+        return 1
+
+
+def run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/services",
         description="Start and stop the servers that the tests use.",
@@ -99,7 +107,11 @@ def services_folder() -> Path:
     if os.geteuid() == 0 and any(not p.stat().st_mode & 0o001 for p in REPOSITORY.parents):
         # The servers' own users could not reach a folder inside, say, root's home.
         digest = hashlib.sha256(bytes(REPOSITORY)).hexdigest()[:12]
-        return Path("/var/tmp") / f"semel-services-{digest}"
+        folder = Path("/var/tmp") / f"semel-services-{digest}"
+        folder.mkdir(exist_ok=True)
+        if folder.stat().st_uid != 0:
+            raise PermissionError(f"{folder} belongs to somebody else")
+        return folder
     return REPOSITORY / ".services"
 
 
@@ -107,7 +119,8 @@ def services_folder() -> Path:
 def locked(root: Path) -> Iterator[None]:
     """One command at a time changes the servers; the next one sees what it left."""
     root.mkdir(parents=True, exist_ok=True)
-    (root / ".gitignore").write_text("*\n")
+    if not (root / ".gitignore").exists():
+        (root / ".gitignore").write_text("*\n")
     with (root / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,15 +164,14 @@ def how(server: Server) -> str:
     """env, docker or native: in which way the server is used, or would be started."""
     if os.environ.get(server.variable()):
         return "env"
-    return server.state.how or ("docker" if docker.available() else "native")
+    if server.state.how == "native":
+        return "native"
+    return "docker" if docker.available() else "native"
 
 
 def up(servers: Sequence[Server], root: Path) -> int:
     waiting = [s for s in servers if how(s) == "native" and not s.running()]
-    missing = [s for s in waiting if not s.installed()]
-    refused: set[str] = set()
-    if missing:
-        refused = {s.name for s in missing} if not install(missing, root) else set()
+    refused = install([s for s in waiting if not s.installed()], root)
     contained = [s for s in servers if how(s) == "docker"]
     if contained:
         since = time.monotonic()
@@ -176,36 +188,42 @@ def up(servers: Sequence[Server], root: Path) -> int:
     return 1 if refused else failed
 
 
-def install(servers: Sequence[Server], root: Path) -> bool:
-    packages = sorted({package for server in servers for package in server.packages})
+def install(servers: Sequence[Server], root: Path) -> set[str]:
+    """Install what these need, in one go if possible. Returns the names of those that lack it."""
+    if not servers:
+        return set()
     if not apt.possible():
         for server in servers:
             say(
                 f"{server.name:<9} MISSING  set {server.variable()}, start a Docker engine, or "
                 f"install {' '.join(server.packages)} (as root on Debian this is done for you)"
             )
-        return False
+        return {server.name for server in servers}
     since = time.monotonic()
+    packages = sorted({package for server in servers for package in server.packages})
     try:
         apt.install(packages, root / "apt.log")
     except ServiceError as error:
-        say(f"apt       FAILED   {error}")
-        return False
+        if len(servers) > 1:
+            return {name for server in servers for name in install([server], root)}
+        say(f"{servers[0].name:<9} MISSING  {error}")
+        return {servers[0].name}
     say(f"apt       done     {time.monotonic() - since:6.2f} s  {' '.join(packages)}")
-    return True
+    return set()
 
 
 def start(server: Server) -> None:
     since = time.monotonic()
-    match how(server):
-        case "native" if not server.running():
-            server.start()
-            report(server, "started", since)
-        case "env" if not server.answers(given=True):
+    if how(server) == "env":
+        if not server.answers(given=True):
             raise ServiceError(f"{redacted(server.url)} of {server.variable()} does not answer")
-        case way:
-            server.await_ready()
-            report(server, "up" if way != "env" else "given", since)
+        report(server, "given", since)
+    elif how(server) == "native" and not server.running():
+        server.start()
+        report(server, "started", since)
+    else:
+        server.await_ready()
+        report(server, "up", since)
 
 
 def down(server: Server) -> None:
@@ -214,7 +232,8 @@ def down(server: Server) -> None:
         return
     clean = True
     if server.state.how == "docker":
-        docker.compose("stop", server.name)
+        if docker.available():
+            docker.compose("stop", server.name)
         server.save(how="")
     else:
         clean = server.stop()
