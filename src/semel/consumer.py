@@ -222,6 +222,16 @@ class EventConsumer:
                 subscription = None if self._stop.is_set() else await self._subscribe()
             except Exception as error:  # noqa: BLE001  the broker may come back
                 _logger.warning("%s: cannot subscribe: %s", self.name, describe(error))
+        if subscription is not None:
+            # Stopped before it began.
+            await self._unsubscribe(subscription)
+
+    async def _unsubscribe(self, subscription: Subscription) -> None:
+        try:
+            await subscription.close()
+        except Exception as error:  # noqa: BLE001  the broker takes back what it lost
+            _logger.warning("%s: closing failed: %s", self.name, describe(error))
+        self._subscription = None
 
     async def _consume(self, subscription: Subscription) -> None:
         dispatcher = self._dispatcher = Dispatcher(
@@ -238,11 +248,8 @@ class EventConsumer:
             await dispatcher.stop(timeout=self._drain_seconds)
             if self._probe is not None:
                 self._probe.cancel()
-            try:
-                await subscription.close()
-            except Exception as error:  # noqa: BLE001  the broker takes back what it lost
-                _logger.warning("%s: closing failed: %s", self.name, describe(error))
-            self._subscription = self._dispatcher = self._probe = None
+            await self._unsubscribe(subscription)
+            self._dispatcher = self._probe = None
 
     async def _read(self, subscription: Subscription, dispatcher: Dispatcher) -> None:
         try:
