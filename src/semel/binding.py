@@ -120,8 +120,10 @@ def _first_annotation(handler: Handler, name: str) -> Any:
             scope[free] = cell.cell_contents
         except ValueError:
             continue
+    value: Any = annotation
     try:
-        return eval(annotation, scope)  # noqa: S307  the application's own annotation
+        while isinstance(value, str):
+            value = eval(value, scope)  # noqa: S307  the application's own annotation
     except Exception:  # noqa: BLE001  whatever it is, the annotation has no value
         if annotation.rpartition(".")[2] == "MessageEnvelope":
             return MessageEnvelope
@@ -130,6 +132,7 @@ def _first_annotation(handler: Handler, name: str) -> Any:
             "resolved: import the type at the top of the module (not under TYPE_CHECKING), "
             "or define it there"
         ) from None
+    return value
 
 
 def _builder(annotation: Any, name: str) -> Build:

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, String, Table, event, insert, select, update
+from sqlalchemy import event, insert
 
 from semel.envelope import MessageEnvelope
 from semel.errors import (
     ConfigurationError,
     InvalidMessageError,
-    StorageError,
     TransactionMisuseError,
 )
 from semel.inbox import ConsumerInbox, Outcome
 from semel.observer import NullObserver
 from semel.sqlalchemy.storage import SqlAlchemyStorage
-from semel.sqlalchemy.tables import OutboxRecord
 from semel.states import InboxStatus
-from tests.services import Database, fresh_database
-
-servers = pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
-
-tables = MetaData()
-effects = Table(
-    "effects",
-    tables,
-    Column("id", Integer, primary_key=True),
-    Column("name", String(100), nullable=False),
-    mysql_engine="InnoDB",
-)
-stock = Table(
-    "stock",
-    tables,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("left", Integer, nullable=False),
-    mysql_engine="InnoDB",
-)
+from tests.scenarios.consuming import effects, letters, names, perform, run
 
 
 class Counts(NullObserver):
@@ -58,46 +36,6 @@ class Counts(NullObserver):
 
     def record(self, name: str, value: float, **labels: str) -> None:
         self.records[name] += 1
-
-
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    with fresh_database(request.param, tmp_path) as fresh:
-        yield fresh
-
-
-@pytest.fixture
-async def storage(database: Database) -> AsyncIterator[SqlAlchemyStorage]:
-    async with SqlAlchemyStorage(database.url) as storage:
-        await prepare(storage)
-        yield storage
-
-
-async def prepare(storage: SqlAlchemyStorage) -> None:
-    await storage.initialize()
-    async with storage.engine.begin() as connection:
-        await connection.run_sync(tables.create_all)
-        await connection.execute(insert(stock), [{"id": n, "left": 10} for n in (1, 2)])
-
-
-async def names(storage: SqlAlchemyStorage) -> list[str]:
-    async with storage.engine.connect() as connection:
-        return list(await connection.scalars(select(effects.c.name).order_by(effects.c.id)))
-
-
-async def buried(storage: SqlAlchemyStorage) -> list[OutboxRecord]:
-    async with storage.session_factory() as session:
-        return list(await session.scalars(select(OutboxRecord).order_by(OutboxRecord.sequence)))
-
-
-async def write(payload: dict[str, Any], uow: Any) -> str:
-    await uow.session.execute(insert(effects).values(name=payload["name"]))
-    return f"did {payload['name']}"
-
-
-def run(inbox: ConsumerInbox, handler: Any = write, *, id: str = "m-1", **options: Any) -> Any:  # noqa: A002
-    payload = options.pop("payload", {"name": "a"})
-    return inbox.process_idempotent(id, "orders", "OrderPlaced", payload, handler, **options)
 
 
 async def test_a_duplicate_is_skipped(storage: SqlAlchemyStorage) -> None:
@@ -150,7 +88,7 @@ async def test_two_instances_at_the_same_time(storage: SqlAlchemyStorage) -> Non
     async def slow(payload: dict[str, Any], uow: Any) -> str:
         inside.set()
         await go.wait()
-        return await write(payload, uow)
+        return await perform(payload, uow)
 
     first = asyncio.create_task(run(ConsumerInbox(storage, "billing"), slow))
     await inside.wait()
@@ -168,7 +106,7 @@ async def test_duplicates_that_wait_for_a_failure(storage: SqlAlchemyStorage) ->
     inside, go = asyncio.Event(), asyncio.Event()
 
     async def failing(payload: dict[str, Any], uow: Any) -> None:
-        await write(payload, uow)
+        await perform(payload, uow)
         inside.set()
         await go.wait()
         raise ValueError("first")
@@ -196,7 +134,7 @@ async def test_a_failed_handler_leaves_nothing_and_runs_again(storage: SqlAlchem
     error = Broken("no")
 
     async def fail(payload: dict[str, Any], uow: Any) -> None:
-        await write(payload, uow)
+        await perform(payload, uow)
         await uow.outbox.add("invoices", {"x": 1})
         raise error
 
@@ -205,7 +143,7 @@ async def test_a_failed_handler_leaves_nothing_and_runs_again(storage: SqlAlchem
     assert error is caught.value
     assert caught.value.__cause__ is None
     assert [] == await names(storage)
-    assert [] == await buried(storage)
+    assert [] == await letters(storage)
     assert not counts.counts
     assert "did a" == await run(inbox)
 
@@ -215,7 +153,7 @@ async def test_a_handler_that_ends_the_transaction(storage: SqlAlchemyStorage, e
     """Committing or rolling back in a handler is a clear error, and nothing stays."""
 
     async def careless(payload: dict[str, Any], uow: Any) -> None:
-        await write(payload, uow)
+        await perform(payload, uow)
         match ending:
             case "commit":
                 await uow.session.commit()
@@ -286,7 +224,7 @@ async def test_a_caller_who_catches_the_error_may_go_on(storage: SqlAlchemyStora
     """A failed handler takes its inbox row with it, so that a commit does not lose the message."""
 
     async def fail(payload: dict[str, Any], uow: Any) -> None:
-        await write(payload, uow)
+        await perform(payload, uow)
         raise ValueError("no")
 
     inbox = ConsumerInbox(storage, "billing")
@@ -306,7 +244,7 @@ async def test_the_same_id_with_another_payload_is_parked(storage: SqlAlchemySto
     await run(inbox)
     assert await run(inbox, payload={"name": "b"}) is None
     assert ["a"] == await names(storage)
-    [letter] = await buried(storage)
+    [letter] = await letters(storage)
     assert ("orders.dead", {"name": "b"}) == (letter.topic, letter.payload)
     assert "conflict" == letter.event_metadata["dead_letter_reason"]
     assert "m-1" == letter.event_metadata["dead_letter_id"]
@@ -319,7 +257,7 @@ async def test_the_order_of_keys_is_not_another_payload(storage: SqlAlchemyStora
     inbox = ConsumerInbox(storage, "billing")
     await run(inbox, payload={"name": "a", "n": 1})
     assert await run(inbox, payload={"n": 1, "name": "a"}) is None
-    assert [] == await buried(storage)
+    assert [] == await letters(storage)
 
 
 async def test_the_payload_is_kept_on_request(storage: SqlAlchemyStorage) -> None:
@@ -343,11 +281,11 @@ async def test_a_batch_is_one_transaction(storage: SqlAlchemyStorage) -> None:
         lambda *given: statements.append(given[2]),
     )
     messages = batch(*map(str, range(50)))
-    results = await inbox.process_batch(messages, write)
+    results = await inbox.process_batch(messages, perform)
     assert [Outcome.PROCESSED] * 50 == [done.outcome for done in results]
     mine = [sql.split()[0] for sql in statements if "inbox" in sql]
     assert ["INSERT", "UPDATE"] == mine
-    again = await inbox.process_batch(messages, write)
+    again = await inbox.process_batch(messages, perform)
     assert [Outcome.DUPLICATE] * 50 == [done.outcome for done in again]
     assert 50 == len(await names(storage))
 
@@ -355,10 +293,10 @@ async def test_a_batch_is_one_transaction(storage: SqlAlchemyStorage) -> None:
 async def test_one_bad_message_does_not_spoil_its_batch(storage: SqlAlchemyStorage) -> None:
     """The bad one fails, what follows of its key is held, everything else is processed once."""
     inbox = ConsumerInbox(storage, "billing")
-    await inbox.process_batch(batch("known"), write)
+    await inbox.process_batch(batch("known"), perform)
 
     async def picky(payload: dict[str, Any], uow: Any) -> None:
-        await write(payload, uow)
+        await perform(payload, uow)
         if payload["name"] == "bad":
             raise ValueError("no")
 
@@ -391,83 +329,6 @@ async def test_bad_calls_are_refused(storage: SqlAlchemyStorage) -> None:
         await run(inbox, no_parameter)
     with pytest.raises(InvalidMessageError, match="consumer_name"):
         ConsumerInbox(storage, "")
-
-
-@servers
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_concurrent_duplicates_at_higher_isolation(database: Database, level: str) -> None:
-    """Serialization failures start the message again: every message has one effect."""
-    async with SqlAlchemyStorage(database.url, isolation_level=level) as storage:
-        await prepare(storage)
-        inbox = ConsumerInbox(storage, "billing")
-        async with asyncio.timeout(60):
-            results = await asyncio.gather(*(run(inbox) for _ in range(4)))
-        assert 1 == sum(result is not None for result in results)
-        assert ["a"] == await names(storage)
-
-
-@servers
-async def test_a_deadlock_is_started_again(storage: SqlAlchemyStorage) -> None:
-    """Two handlers lock rows in opposite order: the victim runs again, and both finish."""
-    met = asyncio.Barrier(2)
-    runs: Counter[str] = Counter()
-
-    def crossing(*rows: int) -> Callable[..., Any]:
-        async def handler(payload: dict[str, Any], uow: Any) -> str:
-            runs[payload["name"]] += 1
-            for number, row in enumerate(rows):
-                await uow.session.execute(
-                    update(stock).where(stock.c.id == row).values(left=stock.c.left - 1)
-                )
-                if number == 0 and runs[payload["name"]] == 1:
-                    await met.wait()
-            return await write(payload, uow)
-
-        return handler
-
-    inbox = ConsumerInbox(storage, "billing")
-    async with asyncio.timeout(30):
-        results = await asyncio.gather(
-            run(inbox, crossing(1, 2), id="m-1", payload={"name": "a"}),
-            run(inbox, crossing(2, 1), id="m-2", payload={"name": "b"}),
-        )
-    assert ["did a", "did b"] == results
-    assert 3 == runs.total()
-    async with storage.engine.connect() as connection:
-        assert [8, 8] == list(await connection.scalars(select(stock.c.left)))
-    assert ["a", "b"] == sorted(await names(storage))
-
-
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-async def test_innodb_undoes_everything_on_a_deadlock(storage: SqlAlchemyStorage) -> None:
-    """After a deadlock in the caller's transaction a commit is refused: its first half is gone."""
-    locked, waiting = asyncio.Event(), asyncio.Event()
-    inbox = ConsumerInbox(storage, "billing")
-
-    async def heavy() -> None:
-        async with storage.session_factory() as session, session.begin():
-            await session.execute(update(stock).where(stock.c.id == 2).values(left=0))
-            await session.execute(insert(effects), [{"name": f"heavy {n}"} for n in range(50)])
-            locked.set()
-            await waiting.wait()
-            await session.execute(update(stock).where(stock.c.id == 1).values(left=0))
-
-    async def handler(_payload: dict[str, Any], uow: Any) -> None:
-        await uow.session.execute(update(stock).where(stock.c.id == 1).values(left=5))
-        waiting.set()
-        await uow.session.execute(update(stock).where(stock.c.id == 2).values(left=5))
-
-    other = asyncio.create_task(heavy())
-    await locked.wait()
-    async with storage.session_factory() as session:
-        await session.execute(insert(effects).values(name="the caller's"))
-        with pytest.raises(Exception, match="1213") as caught:
-            await run(inbox, handler, session=session)
-        assert storage.is_transient(caught.value)
-        with pytest.raises(StorageError, match="roll it back"):
-            await session.commit()
-    await other
-    assert "the caller's" not in await names(storage)
 
 
 def batch(*contents: str, key: str | None = None) -> list[MessageEnvelope]:
