@@ -1,0 +1,1 @@
+"""How fast semel is, beside what the same machine can do at best."""
