@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -110,6 +111,8 @@ def _first_annotation(handler: Handler, name: str) -> Any:
     if not isinstance(annotation, str):
         return annotation
     function: Any = inspect.unwrap(handler)
+    while isinstance(function, partial):
+        function = function.func
     if not hasattr(function, "__globals__"):
         function = getattr(function, "__func__", None) or type(function).__call__
     scope = dict(getattr(function, "__globals__", {}))

@@ -7,12 +7,13 @@ import asyncio
 import pytest
 
 from semel.envelope import MessageEnvelope
+from semel.errors import BusError
 from semel.health import ConsumerHealthService
 from semel.protocols import UnitOfWork
 from semel.retry import RetryPolicy
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.states import InboxStatus
-from semel.transports.memory import InMemoryMessageBus
+from semel.transports.memory import InMemoryMessageBus, _Delivery
 from tests.scenarios.consuming import (
     QUICK,
     consumer_of,
@@ -237,6 +238,32 @@ async def test_a_database_that_is_down(database: Database, bus: InMemoryMessageB
         assert sorted(map(str, range(10))) == sorted(await names(storage))
         assert [] == await letters(storage)
         assert health.get_health_status()["billing"].is_healthy
+
+
+async def test_an_acknowledgement_that_is_lost(
+    bus: InMemoryMessageBus, storage: SqlAlchemyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead between commit and ack: the message comes again, and is acked without an effect."""
+    consumer = consumer_of(bus, storage)
+    consumer.on("job.assigned")(write)
+    await bus.publish(job())
+    asked = asyncio.Event()
+
+    async def lose(_delivery: object) -> None:
+        asked.set()
+        raise BusError("the channel is closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Delivery, "ack", lose)
+        await consumer.start()
+        await asked.wait()
+        await consumer.stop()
+    second = consumer_of(bus, storage)
+    second.on("job.assigned")(write)
+    async with second:
+        assert 1 == await second.lag()
+        await drained(second)
+    assert ["a"] == await names(storage)
 
 
 async def has_effect(storage: SqlAlchemyStorage) -> bool:

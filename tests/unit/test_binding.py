@@ -140,6 +140,7 @@ async def untyped(message) -> None: ...
         ("envelope", envelope),
         ("envelope", untyped),
         ("envelope", Callables().method),
+        ("payload", partial(payload)),
     ],
 )
 def test_the_annotation_decides_what_is_handed_over(expected: str, handler: Any) -> None:
