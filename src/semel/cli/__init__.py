@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line, or say how to install it."""
     try:
-        from semel.cli.app import app  # noqa: PLC0415  typer and rich are an extra
+        from semel.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from sqlalchemy.exc import SQLAlchemyError
 
 from semel import __version__
 from semel.cli import database, demo
 from semel.cli.load import load_hub
-from semel.errors import SemelError, describe
+from semel.cli.work import run_async
 
 app = typer.Typer(
     name="semel",
@@ -28,7 +25,7 @@ app.command("demo")(demo.demo)
 _errors = Console(stderr=True)
 
 
-def _version(value: bool) -> None:  # noqa: FBT001  typer's callback
+def _version(value: bool) -> None:
     if value:
         typer.echo(f"semel {__version__}")
         raise typer.Exit
@@ -38,7 +35,7 @@ def _version(value: bool) -> None:  # noqa: FBT001  typer's callback
 def options(
     *,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001  its callback does the work
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
     ] = False,
 ) -> None:
@@ -66,14 +63,3 @@ def run(
     run_async(
         hub.run_forever(projector=only != "consumers", consumers=only != "projector"),
     )
-
-
-def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run *work*; say in one line what went wrong, without a stack."""
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except (SemelError, SQLAlchemyError, OSError) as error:
-        _errors.print(f"[bold red]error:[/] {describe(error)}", highlight=False)
-        raise typer.Exit(1) from None

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from semel.cli.work import run_async
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 
 app = typer.Typer(help="Create and check semel's tables.", no_args_is_help=True)
@@ -26,7 +27,6 @@ Url = Annotated[
 @app.command()
 def create(*, url: Url) -> None:
     """Create the tables that do not exist."""
-    from semel.cli.app import run_async  # noqa: PLC0415  the application imports this module
 
     async def work() -> None:
         async with SqlAlchemyStorage(url) as storage:
@@ -40,7 +40,6 @@ def create(*, url: Url) -> None:
 @app.command()
 def check(*, url: Url) -> None:
     """Check that the tables are complete, of this version, and on a server that keeps promises."""
-    from semel.cli.app import run_async  # noqa: PLC0415  the application imports this module
 
     async def work() -> None:
         async with SqlAlchemyStorage(url) as storage:

@@ -1,0 +1,11 @@
+"""What `semel run semel.cli.demo.worker:hub` runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from semel.cli.demo.shop import make_hub
+
+FOLDER = "SEMEL_DEMO_FOLDER"
+hub = make_hub(Path(os.environ[FOLDER]))

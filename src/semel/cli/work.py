@@ -1,0 +1,26 @@
+"""Run what a command does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import typer
+from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
+
+from semel.errors import SemelError, describe
+
+_errors = Console(stderr=True)
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run *work*; say in one line what went wrong, without a stack."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (SemelError, SQLAlchemyError, OSError) as error:
+        _errors.print(f"[bold red]error:[/] {describe(error)}", highlight=False)
+        raise typer.Exit(1) from None
