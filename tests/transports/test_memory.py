@@ -163,6 +163,16 @@ async def test_unencodable_message_fails_alone(bus):
     assert ["1"] == bus.published_ids()
 
 
+async def test_message_before_an_unencodable_one_is_sent(bus):
+    """What stands before a refused message of its key is sent, and is not blamed."""
+    bad = message(payload=object(), key="k")
+    results = await bus.publish_many([message(key="k", event_id="1"), bad, message(key="k")])
+    assert results[0] is None
+    assert results[1].kind == "permanent"
+    assert results[2] is results[1]
+    assert ["1"] == bus.published_ids()
+
+
 async def test_keys_of_tenants_are_separate(bus):
     """A failure of one tenant's key does not stop the same key of another tenant."""
     bus.faults.reject(times=1)

@@ -32,7 +32,7 @@ class Outcomes:
     def __init__(self, messages: Sequence[MessageEnvelope]) -> None:
         self.messages = messages
         self.results: list[PublishError | None] = [None] * len(messages)
-        self._failed: dict[tuple[str, str], PublishError] = {}
+        self._failed: dict[tuple[str, str], tuple[int, PublishError]] = {}
 
     def fail(self, index: int, error: PublishError) -> None:
         """Give message *index* its error, and hold back what follows of its key."""
@@ -40,7 +40,9 @@ class Outcomes:
         message = self.messages[index]
         key = message.order_key
         if key is not None:
-            self._failed.setdefault((message.tenant_id, key), error)
+            lane = (message.tenant_id, key)
+            if lane not in self._failed or index < self._failed[lane][0]:
+                self._failed[lane] = (index, error)
 
     def admits(self, index: int) -> bool:
         """Tell whether message *index* may be sent; if not, it has the error of its key."""
@@ -48,9 +50,12 @@ class Outcomes:
             return True
         message = self.messages[index]
         key = message.order_key
-        error = self._failed.get((message.tenant_id, key)) if key is not None else None
-        self.results[index] = error
-        return error is None
+        failed = self._failed.get((message.tenant_id, key)) if key is not None else None
+        # What stands before the failure is not concerned: it may be sent later than it failed.
+        if failed is None or index < failed[0]:
+            return True
+        self.results[index] = failed[1]
+        return False
 
 
 class BaseMessageBus(ABC):
