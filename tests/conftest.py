@@ -23,6 +23,12 @@ from tests.services import (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have semel's own fixtures where it is on the path but not installed."""
+    if not config.pluginmanager.has_plugin("semel"):
+        config.pluginmanager.import_plugin("semel.testing.plugin")
+
+
 @pytest.fixture
 def service() -> Callable[[str], str]:
     """``service("redis")`` is the URL of a real Redis; such a test has ``pytest.mark.redis``."""
