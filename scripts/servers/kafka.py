@@ -60,7 +60,7 @@ class Kafka(Server):
     ports: ClassVar = {"main": 21092, "controller": 21093}
     packages = maven.PACKAGES
     scheme = "kafka"
-    start_timeout = 90.0
+    start_timeout = 120.0
 
     def installed(self) -> bool:
         return maven.installed()

@@ -77,7 +77,7 @@ class Pulsar(Server):
     ports: ClassVar = {"main": 21650, "web": 21080, "bookie": 21181, "zookeeper": 21182}
     packages = maven.PACKAGES
     scheme = "pulsar"
-    start_timeout = 120.0
+    start_timeout = 180.0
 
     def installed(self) -> bool:
         return maven.installed()

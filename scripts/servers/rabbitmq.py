@@ -25,7 +25,7 @@ class RabbitMQ(Server):
     packages = ("rabbitmq-server",)
     scheme = "amqp"
     user = "rabbitmq"
-    start_timeout = 90.0
+    start_timeout = 120.0
 
     @staticmethod
     def _program() -> Path | None:
