@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from sqlalchemy.exc import SQLAlchemyError
 
-from semel.errors import SemelError, describe
+from semel.errors import SemelError, describe, redact
 
 _errors = Console(stderr=True)
 
@@ -22,5 +23,6 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (SemelError, SQLAlchemyError, OSError) as error:
-        _errors.print(f"[bold red]error:[/] {describe(error)}", highlight=False)
+        text = redact(str(error)) if isinstance(error, SemelError) else describe(error)
+        _errors.print("[bold red]error:[/]", escape(text), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None

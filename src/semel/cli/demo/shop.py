@@ -18,6 +18,7 @@ from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
 from semel.transports.database import DatabaseMessageBus
 
+FOLDER = "SEMEL_DEMO_FOLDER"
 TOPIC = "orders"
 LEASE_SECONDS = 2.0
 _FAILS_FIRST = 40

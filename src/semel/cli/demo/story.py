@@ -12,8 +12,7 @@ from typing import Protocol
 
 from sqlalchemy import func, select
 
-from semel.cli.demo.shop import TOPIC, Order, Reservation, Shop, make_storage
-from semel.cli.demo.worker import FOLDER
+from semel.cli.demo.shop import FOLDER, TOPIC, Order, Reservation, Shop, make_storage
 from semel.states import OutboxStatus
 
 _CUSTOMERS = 20

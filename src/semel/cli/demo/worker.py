@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from semel.cli.demo.shop import make_hub
+from semel.cli.demo.shop import FOLDER, make_hub
 
-FOLDER = "SEMEL_DEMO_FOLDER"
 hub = make_hub(Path(os.environ[FOLDER]))
