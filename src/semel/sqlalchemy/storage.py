@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import (
 from semel.envelope import MessageEnvelope
 from semel.errors import ConfigurationError, SchemaError, StorageError, describe, missing_extra
 from semel.protocols import Observer, Serializer, UnitOfWork
+from semel.sqlalchemy import bus_tables as _bus_tables  # noqa: F401  part of the metadata
 from semel.sqlalchemy.buffer import LENT, check_schema, schema_row
 from semel.sqlalchemy.dialects import DRIVER_EXTRAS, URL_HINT, Database, database_of
 from semel.sqlalchemy.inbox import SqlAlchemyInboxGate, SqlAlchemyInboxStore

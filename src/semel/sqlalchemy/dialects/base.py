@@ -114,6 +114,12 @@ class Database(Lanes, ABC):
     def is_transient_cause(self, error: BaseException | None) -> bool:
         """Tell the same of an exception as the driver raised it."""
 
+    def insert_rows(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Insert many rows that have the same columns, in bounded multi-row statements."""
+        connection.execute(insert(table), [*rows])
+
     @abstractmethod
     def insert_absent(
         self,
