@@ -23,6 +23,7 @@ from semel.settings import OutboxProjectorConfig
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
 from semel.states import OutboxStatus
+from semel.transports.database import DatabaseMessageBus
 
 H = TypeVar("H", bound=Handler)
 _logger = logging.getLogger("semel.hub")
@@ -33,6 +34,7 @@ class Hub:
     """One service: what it stores, what it sends, what it listens to.
 
     *name* is the service's name: its consumers' name and group, and the source of its events.
+    Without a *bus* the storage's own database is the broker.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Hub:
         name: str,
         *,
         storage: SqlAlchemyStorage,
-        bus: MessageBus,
+        bus: MessageBus | None = None,
         config: OutboxProjectorConfig | None = None,
         tenant_id: str | None = None,
         retention: Retention | None = None,
@@ -48,15 +50,15 @@ class Hub:
     ) -> None:
         self.name = check_name("the hub's name", name)
         self.storage = storage
-        self.bus = bus
+        self.bus: MessageBus = DatabaseMessageBus(storage) if bus is None else bus
         self.config = config or OutboxProjectorConfig()
         self.tenant_id = tenant_id
         self.retention = retention or Retention()
         self.observer = observer or NullObserver()
         if storage.observer is None:
             storage.observer = self.observer
-        if getattr(bus, "source", None) == "semel":
-            bus.source = self.name  # type: ignore[attr-defined]
+        if getattr(self.bus, "source", None) == "semel":
+            self.bus.source = self.name  # type: ignore[attr-defined]
         self.commands = CommandBus(storage)
         self.health = ConsumerHealthService()
         self.consumers: dict[str, EventConsumer] = {}

@@ -45,10 +45,13 @@ _TRANSPORTS = {
 def bus_from_url(url: str, **options: Any) -> MessageBus:
     """Return the bus for *url*, such as `kafka://localhost:9092`; *options* go to its class.
 
+    `database://` needs `storage=...`; `database+<SQLAlchemy URL>` makes a storage of its own.
     Raises `ConfigurationError` for an unknown scheme or a client that is not installed.
     """
     scheme, separator, _ = url.partition("://")
-    transport = _TRANSPORTS.get(scheme.lower())
+    # database+postgresql+asyncpg://... names a database by its SQLAlchemy URL.
+    database = scheme.lower().startswith("database+")
+    transport = _TRANSPORTS.get("database" if database else scheme.lower())
     if not separator or transport is None:
         # Without a scheme it may be anything, a password included: not repeated.
         problem = f"no transport for {scheme + '://'!r}" if separator else "a bus URL has no scheme"
