@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from semel.binding import Handler, takes_second
 from semel.clock import SystemClock
+from semel.dead_letters import dead_letter_topic as default_topic
 from semel.dispatch import Dispatcher
 from semel.envelope import MessageEnvelope, check_name, check_tenant
 from semel.errors import ConfigurationError, describe
@@ -72,7 +73,7 @@ class EventConsumer:
         if min(concurrency, prefetch, batch_size) < 1:
             raise ConfigurationError("concurrency, prefetch and batch_size must be at least 1")
         self.dead_letter_topic = check_name(
-            "dead_letter_topic", dead_letter_topic or f"{self.topic}.dead"
+            "dead_letter_topic", dead_letter_topic or default_topic(self.topic)
         )
         self._bus = bus
         self._storage = storage
@@ -96,7 +97,13 @@ class EventConsumer:
             self.watch(health)
         self._handling = Handling(
             storage,
-            Processor(storage, self.name, observer=observer or NullObserver(), clock=self._clock),
+            Processor(
+                storage,
+                self.name,
+                observer=observer or NullObserver(),
+                clock=self._clock,
+                dead_letter_topic=self.dead_letter_topic,
+            ),
             Plan(
                 name=self.name,
                 dead_letter_topic=self.dead_letter_topic,

@@ -41,6 +41,11 @@ class Reason(StrEnum):
     CONFLICT = "conflict"
 
 
+def dead_letter_topic(topic: str) -> str:
+    """Return where messages of *topic* end that nobody can process."""
+    return f"{topic[: MAX_NAME - len('.dead')]}.dead"
+
+
 def dead_letter(
     message: MessageEnvelope,
     *,
@@ -103,6 +108,38 @@ def raw_letter(
         metadata=_fit(metadata, headers),
         content_type=BINARY,
         body=wire.body,
+    )
+
+
+def revive(letter: MessageEnvelope) -> MessageEnvelope:
+    """Return the message that *letter* is about, with its own id, to be sent again.
+
+    The inbox lets a DEAD or PARKED message pass once more. Raises `InvalidMessageError` for what
+    is no dead letter, or was no message in the first place.
+    """
+    about = letter.metadata
+    try:
+        topic, event_id = about["dead_letter_topic"], about["dead_letter_id"]
+    except KeyError:
+        raise InvalidMessageError(
+            "this is no dead letter with an id: only what was a message can be sent again"
+        ) from None
+    return MessageEnvelope(
+        topic=topic,
+        event_id=event_id,
+        event_type=letter.event_type,
+        tenant_id=letter.tenant_id,
+        key=letter.order_key,
+        aggregate_id=letter.aggregate_id,
+        aggregate_type=letter.aggregate_type,
+        routing_key=letter.routing_key,
+        schema_id=letter.schema_id,
+        schema_version=letter.schema_version,
+        source=letter.source,
+        occurred_at=letter.occurred_at,
+        metadata={k: v for k, v in about.items() if not k.startswith("dead_letter_")},
+        content_type=about.get("dead_letter_content_type", letter.content_type),
+        body=letter.body,
     )
 
 

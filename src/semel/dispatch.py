@@ -186,6 +186,8 @@ class Dispatcher:
             lane.items.popleft()
             self._held -= 1
             self._room.release()
+        if self._stopping:
+            return
         if not lane.items:
             del self._lanes[lane.key]
         elif lane.items[0].wait > 0:

@@ -9,7 +9,7 @@ from enum import Enum, StrEnum, auto
 from itertools import count
 from typing import Any, TypeVar
 
-from semel.dead_letters import Reason, dead_letter
+from semel.dead_letters import Reason, dead_letter, dead_letter_topic
 from semel.envelope import MessageEnvelope
 from semel.errors import describe
 from semel.hashing import is_document, is_json, message_hash
@@ -95,10 +95,17 @@ class Processor:
     """Runs jobs of one consumer, each exactly once as far as the database goes."""
 
     def __init__(
-        self, storage: Storage, consumer_name: str, *, observer: Observer, clock: Clock
+        self,
+        storage: Storage,
+        consumer_name: str,
+        *,
+        observer: Observer,
+        clock: Clock,
+        dead_letter_topic: str | None = None,
     ) -> None:
         self._storage = storage
         self.consumer_name = consumer_name
+        self._dead_letter_topic = dead_letter_topic
         self._observer = observer
         self._clock = clock
 
@@ -121,7 +128,8 @@ class Processor:
         """Run jobs in one transaction; if that fails, one by one in the given order."""
         if len(jobs) > 1:
             try:
-                return await self._restart(jobs, lambda: self._all(jobs))
+                with self._observer.observe(self._operation(*jobs)):
+                    return await self._restart(jobs, lambda: self._all(jobs))
             except Exception as error:  # noqa: BLE001  the blame is found below
                 # The one that is to blame will say so again, alone.
                 _logger.debug("a batch of %d messages is split: %s", len(jobs), describe(error))
@@ -238,7 +246,7 @@ class Processor:
             await gate.bury(
                 dead_letter(
                     job.message,
-                    topic=f"{job.receipt.source}.dead",
+                    topic=self._dead_letter_topic or dead_letter_topic(job.message.topic),
                     consumer_name=self.consumer_name,
                     reason=Reason.CONFLICT,
                     detail="the id was used before with another payload",
@@ -284,9 +292,13 @@ class Processor:
             "consumer_inbox_parked_total", consumer_name=self.consumer_name, reason=reason.value
         )
 
-    def _operation(self, job: Job) -> Operation:
-        labels = {"consumer_name": self.consumer_name, "event_type": job.receipt.event_type}
-        return Operation(name="process", messages=(job.message,), labels=labels)
+    def _operation(self, *jobs: Job) -> Operation:
+        kinds = {job.receipt.event_type for job in jobs}
+        labels = {
+            "consumer_name": self.consumer_name,
+            "event_type": kinds.pop() if len(kinds) == 1 else "*",
+        }
+        return Operation(name="process", messages=[job.message for job in jobs], labels=labels)
 
     def _milliseconds(self, started: float) -> int:
         return round((self._clock.monotonic() - started) * 1000)

@@ -10,7 +10,7 @@ from semel.binding import Binding, Handler, bind
 from semel.dead_letters import Reason
 from semel.dispatch import Item, Verdict
 from semel.envelope import MessageEnvelope, check_name
-from semel.errors import SerializationError, WireError, describe
+from semel.errors import describe
 from semel.hashing import is_json
 from semel.protocols import Delivery, UnitOfWork
 from semel.states import InboxStatus
@@ -53,7 +53,7 @@ class Router:
         """Decode, and decide what can be decided without running anything."""
         try:
             message = decode(delivery.wire)
-        except (WireError, SerializationError) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not stop the others
             verdict = _parked(Reason.UNDECODABLE, describe(error))
             return Item(delivery=delivery, message=None, verdict=verdict)
         item = Item(delivery=delivery, message=message)
@@ -67,7 +67,7 @@ class Router:
         elif is_json(message.content_type):
             try:
                 message.payload  # noqa: B018  decoded here, once, or not at all
-            except SerializationError as error:
+            except Exception as error:  # noqa: BLE001  the same
                 item.verdict = _parked(Reason.UNDECODABLE, describe(error))
         return item
 

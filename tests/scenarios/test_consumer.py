@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
+
 from semel.envelope import MessageEnvelope
-from semel.protocols import UnitOfWork
+from semel.protocols import Subscription, UnitOfWork
 from semel.retry import RetryPolicy
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.transports.memory import InMemoryMessageBus
@@ -174,8 +176,16 @@ async def test_a_failing_key_does_not_occupy_a_worker(
 
 
 @sqlite_only
-async def test_prefetch_is_bounded(bus: InMemoryMessageBus, storage: SqlAlchemyStorage) -> None:
-    """However many wait, the consumer holds no more than it was allowed to."""
+async def test_prefetch_is_bounded(
+    bus: InMemoryMessageBus, storage: SqlAlchemyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait, and whatever the broker sends, the consumer holds no more than that."""
+    subscribe = bus.subscribe
+
+    async def generous(topic: str, *, group: str, prefetch: int) -> Subscription:
+        return await subscribe(topic, group=group, prefetch=100 * prefetch)
+
+    monkeypatch.setattr(bus, "subscribe", generous)
     consumer = consumer_of(bus, storage, prefetch=5, concurrency=2)
     held: list[int] = []
 

@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
+from semel.clock import SystemClock
 from semel.envelope import MessageEnvelope
 from semel.errors import BusError
+from semel.handling import STUBBORN
 from semel.health import ConsumerHealthService
+from semel.processing import RESTARTS
 from semel.protocols import UnitOfWork
 from semel.retry import RetryPolicy
 from semel.sqlalchemy.storage import SqlAlchemyStorage
@@ -264,6 +267,34 @@ async def test_an_acknowledgement_that_is_lost(
         assert 1 == await second.lag()
         await drained(second)
     assert ["a"] == await names(storage)
+
+
+class Hasty(SystemClock):
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+@sqlite_only
+async def test_a_message_that_always_deadlocks_does_not_block_for_ever(
+    bus: InMemoryMessageBus, storage: SqlAlchemyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trouble is not counted, unless one message has it again and again on a sound database."""
+    consumer = consumer_of(bus, storage, clock=Hasty())
+    runs = 0
+    monkeypatch.setattr(storage, "is_transient", lambda error: isinstance(error, ValueError))
+
+    @consumer.on("job.assigned")
+    async def deadlock(_message: MessageEnvelope) -> None:
+        nonlocal runs
+        runs += 1
+        raise ValueError("deadlock")
+
+    await bus.publish(job())
+    async with consumer:
+        await drained(consumer)
+    rounds = STUBBORN + QUICK.max_attempts
+    assert rounds * RESTARTS.max_attempts == runs
+    assert InboxStatus.DEAD == (await record(storage)).status
 
 
 async def has_effect(storage: SqlAlchemyStorage) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from semel.dead_letters import revive
 from semel.envelope import MessageEnvelope
 from semel.errors import TransactionMisuseError
 from semel.protocols import UnitOfWork
@@ -106,7 +107,15 @@ async def test_a_dead_message_can_be_replayed(
         await drained(consumer)
         assert InboxStatus.DEAD == (await record(storage)).status
         broken = False
-        await bus.publish_many([job(), job()])
+        [letter] = await letters(storage)
+        original = revive(letter.envelope())
+        assert ("jobs", "id-a", "job.assigned", job().body) == (
+            original.topic,
+            original.event_id,
+            original.event_type,
+            original.body,
+        )
+        await bus.publish_many([original, original])
         await drained(consumer)
     assert ["a"] == await names(storage)
     assert InboxStatus.PROCESSED == (await record(storage)).status
@@ -155,6 +164,22 @@ async def test_unknown_types_are_parked(
         await bus.publish(job(event_type="job.moved"))
         await drained(newer)
     assert ["a"] == await names(storage)
+
+
+@sqlite_only
+async def test_what_is_processed_already_is_not_buried(
+    bus: InMemoryMessageBus, storage: SqlAlchemyStorage
+) -> None:
+    """A redelivery of a processed message to a version that does not know its type is acked."""
+    for kind in ("job.assigned", "job.moved"):
+        consumer = consumer_of(bus, storage)
+        consumer.on(kind)(write)
+        async with consumer:
+            await bus.publish(job())
+            await drained(consumer)
+    assert ["a"] == await names(storage)
+    assert [] == await letters(storage)
+    assert InboxStatus.PROCESSED == (await record(storage)).status
 
 
 @sqlite_only
@@ -221,7 +246,7 @@ async def test_the_same_id_with_another_payload_is_parked(
     bus: InMemoryMessageBus, storage: SqlAlchemyStorage
 ) -> None:
     """The second payload is not run and not lost."""
-    consumer = consumer_of(bus, storage)
+    consumer = consumer_of(bus, storage, dead_letter_topic="graveyard")
     consumer.on("job.assigned")(write)
     async with consumer:
         await bus.publish(job("a"))
@@ -230,7 +255,8 @@ async def test_the_same_id_with_another_payload_is_parked(
         await drained(consumer)
     assert ["a"] == await names(storage)
     [letter] = await letters(storage)
-    assert ("conflict", {"name": "b"}) == (
+    assert ("graveyard", "conflict", {"name": "b"}) == (
+        letter.topic,
         letter.event_metadata["dead_letter_reason"],
         letter.payload,
     )

@@ -38,7 +38,11 @@ class SqlAlchemyInboxGate:
         self._transaction: object | None = None
 
     async def admit(self, receipts: Sequence[Receipt]) -> Sequence[Admission]:
-        """Insert one row per receipt; the answer at i belongs to receipt i."""
+        """Insert one row per receipt; the answer at i belongs to receipt i.
+
+        Raises `NoTransactionError` where the row would be committed at once.
+        """
+        await self._session.run_sync(join)
         return await self._run(lambda c, d: self._admit(c, d, receipts))
 
     async def complete(self, receipts: Sequence[Receipt], *, duration_ms: int) -> None:
@@ -142,7 +146,7 @@ class SqlAlchemyInboxGate:
                 status=InboxStatus.PROCESSED.value,
                 reason=None,
                 handler=receipt.handler,
-                payload_hash=receipt.payload_hash,
+                payload_hash=receipt.payload_hash or found.payload_hash,
                 processing_duration_ms=None,
                 processed_at=database.now(),
             )
