@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -67,7 +67,8 @@ class AggregateRoot:
         options = {name: value for name, value in given.items() if value is not None}
         # An ORM entity was not built by __init__ when it was loaded.
         pending = self.__dict__.setdefault(_PENDING, [])
-        pending.append(PendingEvent(event, new_event_id(), options))
+        own = event.event_id if isinstance(event, MessageEnvelope) else new_event_id()
+        pending.append(PendingEvent(event, own, options))
         if "_sa_instance_state" in self.__dict__:
             _keep_alive(self)
 
@@ -79,8 +80,14 @@ class AggregateRoot:
             pending[:] = [item for item in pending if item.event_id not in done]
 
 
-def to_envelope(aggregate: object, pending: PendingEvent, *, tenant_id: str) -> MessageEnvelope:
-    """Make the message of one of *aggregate*'s events."""
+def to_envelope(
+    aggregate: object,
+    pending: PendingEvent,
+    *,
+    tenant_id: str,
+    metadata: Mapping[str, str] | None = None,
+) -> MessageEnvelope:
+    """Make the message of one of *aggregate*'s events; its own metadata beat the given ones."""
     event = pending.event
     if isinstance(event, MessageEnvelope):
         return event
@@ -95,12 +102,15 @@ def to_envelope(aggregate: object, pending: PendingEvent, *, tenant_id: str) -> 
             f"{type(event).__name__} has no topic: pass add_event(..., topic=...), or give "
             f"{type(event).__name__} or {type(aggregate).__name__} a `topic` attribute"
         )
-    aggregate_id = getattr(aggregate, "aggregate_id", None) or getattr(aggregate, "id", None)
+    aggregate_id = getattr(aggregate, "aggregate_id", None)
+    if aggregate_id is None:
+        aggregate_id = getattr(aggregate, "id", None)
     if aggregate_id is None:
         raise ConfigurationError(
             f"{type(aggregate).__name__} has no `id` yet: give it one before commit, "
             "or flush the session first"
         )
+    options["metadata"] = {**(metadata or {}), **options.get("metadata", {})}
     event_type = options.pop("event_type", None) or getattr(event, "event_type", None)
     return MessageEnvelope(
         topic=topic,

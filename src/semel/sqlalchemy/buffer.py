@@ -11,26 +11,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
-from sqlalchemy import Connection, Engine, Table, event, inspect, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Dialect, Engine, Table, event, inspect
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
 
+from semel.aggregate import HasEvents, PendingEvent
 from semel.errors import (
+    ConfigurationError,
     NoTransactionError,
-    SchemaError,
     StorageError,
     TransactionMisuseError,
 )
 from semel.sqlalchemy.dialects import database_of
+from semel.sqlalchemy.layout import PARTITIONS, SLOTS
 from semel.sqlalchemy.rows import NewRow, place
-from semel.sqlalchemy.layout import PARTITIONS, SCHEMA_VERSION, SLOTS
-from semel.sqlalchemy.tables import OutboxControl, OutboxRecord
+from semel.sqlalchemy.schema import check_schema
+from semel.sqlalchemy.tables import OutboxRecord
 
 LENT = "semel.lent"
 _outbox = cast("Table", OutboxRecord.__table__)
 _LINK = "semel.link"
+_FLUSHED = "semel.flushed"
+_WRITTEN = "semel.written"
 _logger = logging.getLogger("semel.outbox")
 
 
@@ -45,7 +50,7 @@ class Source:
 class Buffer:
     """The events of one transaction that are not in the table yet."""
 
-    __slots__ = ("after_commit", "dropped", "ids", "marks", "poisoned", "rows", "sources", "written")
+    __slots__ = ("dropped", "emitted", "ids", "marks", "poisoned", "rows", "sources", "written")
 
     def __init__(self) -> None:
         self.rows: list[NewRow] = []
@@ -53,9 +58,9 @@ class Buffer:
         self.dropped: set[str] = set()
         self.marks: list[tuple[str, int]] = []
         self.sources: list[Source] = []
-        self.after_commit: list[Callable[[], None]] = []
+        self.emitted: list[tuple[HasEvents, PendingEvent]] = []
         self.poisoned = False
-        self.written = 0
+        self.written = False
 
     def append(self, row: NewRow) -> None:
         """Add an event."""
@@ -78,13 +83,19 @@ class Buffer:
 
     def rewind(self, name: str) -> None:
         """A savepoint is rolled back: its events never happened."""
-        self.collect()
         length = self._unwind(name)
         if length is not None:
-            for row in self.rows[length:]:
-                self.ids.discard(row.id)
-                self.dropped.add(row.id)
+            gone = {row.id for row in self.rows[length:]}
+            self.ids -= gone
+            self.dropped |= gone
             del self.rows[length:]
+
+    def forget(self) -> None:
+        """Everything is durable: the aggregates need not remember their events any more."""
+        for aggregate, pending in self.emitted:
+            if pending.event_id in self.ids:
+                aggregate.discard_events([pending])
+        self.emitted.clear()
 
     def _unwind(self, name: str) -> int | None:
         for index, (known, length) in enumerate(self.marks):
@@ -103,18 +114,21 @@ class Link(NamedTuple):
 
 
 _buffers: WeakKeyDictionary[Connection, Buffer] = WeakKeyDictionary()
-_checked: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
-_wakers: WeakKeyDictionary[Engine, list[Callable[[], None]]] = WeakKeyDictionary()
+# By dialect, which an engine shares with those made of it by execution_options().
+_wakers: WeakKeyDictionary[Dialect, list[WeakMethod[Callable[[], None]]]] = WeakKeyDictionary()
 
 
-def on_commit(engine: Engine, callback: Callable[[], None]) -> Callable[[], None]:
-    """Call *callback* after each commit of events on *engine*; return a function that stops it."""
-    callbacks = _wakers.setdefault(engine, [])
-    callbacks.append(callback)
+def on_commit(engine: Engine, method: Callable[[], None]) -> Callable[[], None]:
+    """Call *method* after each commit of events on *engine*, as long as its object lives.
+
+    Returns a function that ends it earlier.
+    """
+    methods, reference = _wakers.setdefault(engine.dialect, []), WeakMethod(method)
+    methods.append(reference)
 
     def stop() -> None:
-        if callback in callbacks:
-            callbacks.remove(callback)
+        if reference in methods:
+            methods.remove(reference)
 
     return stop
 
@@ -143,10 +157,12 @@ def join(session: Session) -> Buffer:
             "the connection is in AUTOCOMMIT mode: an event could not be written together with "
             "the change that caused it. Use a session with a transaction"
         )
-    buffer = _buffers.get(connection)
-    if buffer is None:
-        buffer = _buffers[connection] = Buffer()
-    session.info[_LINK] = Link(session.get_transaction(), connection, buffer)
+    root = session.get_transaction()
+    flushed = session.info.get(_FLUSHED)
+    if flushed is not None and flushed[0] is root:
+        _refuse_other_database(session, connection, flushed[1])
+    buffer = _buffers.setdefault(connection, Buffer())
+    session.info[_LINK] = Link(root, connection, buffer)
     return buffer
 
 
@@ -171,7 +187,7 @@ def _write(connection: Connection) -> None:
             check_schema(connection)
             plan = place(buffer.rows, slots=SLOTS, partitions=PARTITIONS)
             database_of(connection.dialect).write_events(connection, plan, _outbox)
-            buffer.written += len(buffer.rows)
+            buffer.written = True
             buffer.rows.clear()
     except BaseException:
         # The database may have rolled everything back already (InnoDB does on a deadlock):
@@ -184,76 +200,87 @@ def _write(connection: Connection) -> None:
         raise
 
 
-def check_schema(connection: Connection) -> None:
-    """Raise `SchemaError` unless the tables are there and of this version."""
-    if _checked.get(connection.engine):
-        return
-    try:
-        value = connection.execute(
-            select(OutboxControl.value).where(OutboxControl.name == "schema")
-        ).scalar_one_or_none()
-    except DBAPIError as error:
-        if database_of(connection.dialect).is_missing_table(error):
-            raise SchemaError(
-                "semel's tables do not exist in this database: run `semel db create`, "
-                "or `await storage.initialize()` in tests"
-            ) from None
-        raise
-    verify_schema(value)
-    database_of(connection.dialect).check_server(connection)
-    _checked[connection.engine] = True
+def _commit(connection: Connection) -> None:
+    _write(connection)
+    buffer = _buffers.get(connection)
+    if buffer is not None and buffer.written:
+        # Nobody tells when the COMMIT is done: the next use of the connection shows it.
+        connection.info[_WRITTEN] = (connection.dialect, buffer)
 
 
-def verify_schema(value: Any) -> None:
-    """Raise `SchemaError` unless *value*, the control row, describes what this code writes."""
-    expected = schema_row()
-    if not isinstance(value, dict):
-        raise SchemaError("semel's tables are incomplete: run `semel db create`")
-    if value.get("version") != expected["version"]:
-        raise SchemaError(
-            f"semel's tables are of version {value.get('version')}, this release needs version "
-            f"{expected['version']}: run `semel db upgrade`"
-        )
-    if value != expected:
-        raise SchemaError(
-            "the control row of this database names another hash or other counts than this "
-            "release uses: events would be written out of order. Run `semel db check`"
-        )
+def _prepare(connection: Connection, _xid: Any) -> None:
+    _write(connection)
 
 
-def schema_row() -> dict[str, Any]:
-    """Return the control row that this release writes and expects."""
-    return {
-        "version": SCHEMA_VERSION,
-        "hash": "crc32",
-        "slots": SLOTS,
-        "partitions": PARTITIONS,
-    }
+def _commit_two_phase(connection: Connection, _xid: Any, _is_prepared: bool) -> None:
+    _commit(connection)
 
 
-def _reset(connection: Connection, *_: Any) -> None:
-    buffer = _buffers.pop(connection, None)
-    if buffer is not None and buffer.written and not buffer.poisoned:
-        _committed(connection.engine, buffer)
+def _fail(context: ExceptionContext) -> None:
+    buffer = _buffers.get(context.connection) if context.connection is not None else None
+    if buffer is not None and buffer.written:
+        buffer.poisoned = True
+
+
+def _begin(connection: Connection, *_: Any) -> None:
+    _buffers.pop(connection, None)
+    _settle(connection.info)
 
 
 def _discard(connection: Connection, *_: Any) -> None:
     _buffers.pop(connection, None)
 
 
-def _committed(engine: Engine, buffer: Buffer) -> None:
-    hooks, buffer.after_commit = buffer.after_commit, []
-    buffer.written = 0
-    for hook in hooks:
-        hook()
-    for wake in tuple(_wakers.get(engine, ())):
-        wake()
+def _returned(_connection: Any, record: Any) -> None:
+    _settle(record.info)
+
+
+def _session_committed(session: Session) -> None:
+    buffer = linked(session)
+    if buffer is not None and buffer.written and not session.in_nested_transaction():
+        connection: Connection = session.info[_LINK].connection
+        connection.info[_WRITTEN] = (connection.dialect, buffer)
+        _settle(connection.info)
+
+
+def _settle(info: Any) -> None:
+    """Tell that a transaction has committed: once, and only if it has."""
+    dialect, buffer = info.pop(_WRITTEN, (None, None))
+    if buffer is not None and not buffer.poisoned:
+        buffer.forget()
+        for reference in tuple(_wakers.get(dialect, ())):
+            wake = reference()
+            if wake is not None:
+                wake()
+            else:
+                _wakers[dialect].remove(reference)
+
+
+def _flushed(session: Session, context: Any) -> None:
+    dialects = {session.get_bind(mapper).dialect for mapper in context.mappers}
+    if linked(session) is not None:
+        _refuse_other_database(session, session.info[_LINK].connection, dialects)
+        return
+    root = session.get_transaction()
+    known = session.info.get(_FLUSHED)
+    if known is not None and known[0] is root:
+        dialects |= known[1]
+    session.info[_FLUSHED] = (root, dialects)
+
+
+def _refuse_other_database(
+    session: Session, connection: Connection, dialects: set[Dialect]
+) -> None:
+    if dialects - {connection.dialect} and not session.twophase:
+        raise ConfigurationError(
+            "the session writes entities and events through different engines: they would not "
+            "commit together. Bind both to one engine, or use Session(twophase=True)"
+        )
 
 
 def _savepoint(connection: Connection, name: str) -> None:
-    buffer = _buffers.get(connection)
-    if buffer is not None:
-        buffer.mark(name)
+    # Also for a transaction without events so far: those to come belong to the savepoint.
+    _buffers.setdefault(connection, Buffer()).mark(name)
 
 
 def _rollback_savepoint(connection: Connection, name: str, _context: Any) -> None:
@@ -268,21 +295,6 @@ def _release_savepoint(connection: Connection, name: str, _context: Any) -> None
         buffer.release(name)
 
 
-def _prepare(connection: Connection, _xid: Any) -> None:
-    _write(connection)
-
-
-def _commit_two_phase(connection: Connection, _xid: Any, is_prepared: bool) -> None:  # noqa: FBT001
-    if not is_prepared:
-        _write(connection)
-
-
-def _session_committed(session: Session) -> None:
-    link = session.info.get(_LINK)
-    if link is not None and link.buffer.written and not session.in_nested_transaction():
-        _committed(link.connection.engine, link.buffer)
-
-
 def _refuse_commit(session: Session) -> None:
     if session.info.get(LENT) and not session.in_nested_transaction():
         raise TransactionMisuseError(
@@ -293,9 +305,9 @@ def _refuse_commit(session: Session) -> None:
 
 # Listening on the classes, once: a listener per session costs more than the insert it serves.
 for _name, _listener in (
-    ("begin", _reset),
-    ("begin_twophase", _reset),
-    ("commit", _write),
+    ("begin", _begin),
+    ("begin_twophase", _begin),
+    ("commit", _commit),
     ("prepare_twophase", _prepare),
     ("commit_twophase", _commit_two_phase),
     ("rollback", _discard),
@@ -303,7 +315,10 @@ for _name, _listener in (
     ("savepoint", _savepoint),
     ("rollback_savepoint", _rollback_savepoint),
     ("release_savepoint", _release_savepoint),
+    ("handle_error", _fail),
 ):
     event.listen(Engine, _name, _listener)
+event.listen(Pool, "checkin", _returned)
 event.listen(Session, "after_commit", _session_committed)
 event.listen(Session, "before_commit", _refuse_commit)
+event.listen(Session, "after_flush", _flushed)

@@ -53,8 +53,7 @@ class SqlAlchemyOutbox:
             self._session = session
         else:
             raise ConfigurationError(
-                "SqlAlchemyOutbox needs an AsyncSession or a Session, "
-                f"not {type(session).__name__}"
+                f"SqlAlchemyOutbox needs an AsyncSession or a Session, not {type(session).__name__}"
             )
         self._given = session
         self.tenant_id = check_tenant(tenant_id)
@@ -108,7 +107,7 @@ class SqlAlchemyOutbox:
             schema_id=schema_id,
             schema_version=schema_version,
             occurred_at=occurred_at if occurred_at is not None else self._clock.now(),
-            metadata=self._metadata(metadata),
+            metadata=self.headers(metadata),
         )
         return self._append(envelope, available_at)
 
@@ -120,8 +119,11 @@ class SqlAlchemyOutbox:
 
     def put_nowait(self, *envelopes: MessageEnvelope) -> None:
         """Add ready-made envelopes, in the given order; for sync sessions."""
-        for envelope in envelopes:
-            self._append(envelope, None)
+        rows = [self.row(envelope) for envelope in envelopes]
+        if rows:
+            buffer = self._buffer()
+            for row in rows:
+                buffer.append(row)
 
     def row(self, envelope: MessageEnvelope, available_at: datetime | None = None) -> NewRow:
         """Check and encode *envelope* as this outbox would write it."""
@@ -158,7 +160,8 @@ class SqlAlchemyOutbox:
         if linked(self._session) is None and isinstance(self._given, AsyncSession):
             await self._given.run_sync(join)
 
-    def _metadata(self, given: Mapping[str, str] | None) -> dict[str, str]:
+    def headers(self, given: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the metadata of a new event: what caused it, the trace, and what is given."""
         metadata: dict[str, str] = {}
         if self._cause is not None:
             metadata["correlation_id"] = self._cause.correlation_id or self._cause.event_id

@@ -79,7 +79,9 @@ class SqlAlchemyOutboxStore:
                 counts_query = counts_query.where(ours)
                 lanes_query = lanes_query.where(ours)
                 age_query = age_query.where(ours)
-            counts = {OutboxStatus(row[0]): row[1] for row in await connection.execute(counts_query)}
+            counts = {
+                OutboxStatus(row[0]): row[1] for row in await connection.execute(counts_query)
+            }
             lanes = {row[0]: row[1] for row in await connection.execute(lanes_query)}
             oldest = await connection.scalar(age_query)
         return OutboxStats(
@@ -107,9 +109,9 @@ class SqlAlchemyOutboxStore:
         lane = _outbox.c.partition_no + DEAD_RELEASED
         return await self._change(
             event_ids,
-            lambda ours: update(_outbox)
-            .where(ours, _outbox.c.lane < DEAD_RELEASED)
-            .values(lane=lane),
+            lambda ours: (
+                update(_outbox).where(ours, _outbox.c.lane < DEAD_RELEASED).values(lane=lane)
+            ),
         )
 
     async def drop(self, event_ids: Sequence[str]) -> int:
@@ -150,17 +152,18 @@ class SqlAlchemyOutboxStore:
             "reason": reason,
         }
         async with self._engine.begin() as connection:
-            others = await self._pauses_without(connection, topic, tenant_id)
+            others = _without(await self._lock_pauses(connection), topic, tenant_id)
             await self._store_pauses(connection, [*others, item])
 
     async def resume(self, *, topic: str | None = None, tenant_id: str | None = None) -> bool:
         """End a pause; False if there was none."""
         _check_pause(topic, tenant_id)
         async with self._engine.begin() as connection:
-            before = await connection.scalar(_pauses())
-            others = await self._pauses_without(connection, topic, tenant_id)
-            await self._store_pauses(connection, others)
-        return len(others) < len(before or [])
+            stored = await self._lock_pauses(connection)
+            others = _without(stored, topic, tenant_id)
+            if len(others) < len(stored):
+                await self._store_pauses(connection, others)
+        return len(others) < len(stored)
 
     async def pauses(self) -> Sequence[Pause]:
         """List what is paused."""
@@ -168,15 +171,9 @@ class SqlAlchemyOutboxStore:
             pauses, _ = await read_control(connection)
         return pauses
 
-    async def _pauses_without(
-        self, connection: AsyncConnection, topic: str | None, tenant_id: str | None
-    ) -> list[dict[str, Any]]:
-        stored: list[dict[str, Any]] = await connection.scalar(_pauses().with_for_update()) or []
-        return [
-            item
-            for item in stored
-            if (item.get("topic"), item.get("tenant_id")) != (topic, tenant_id)
-        ]
+    async def _lock_pauses(self, connection: AsyncConnection) -> list[dict[str, Any]]:
+        query = select(_control.c.value).where(_control.c.name == "pauses").with_for_update()
+        return await connection.scalar(query) or []
 
     async def _store_pauses(
         self, connection: AsyncConnection, pauses: list[dict[str, Any]]
@@ -220,8 +217,12 @@ class SqlAlchemyOutboxStore:
                 position = last
 
 
-def _pauses() -> Any:
-    return select(_control.c.value).where(_control.c.name == "pauses")
+def _without(
+    pauses: list[dict[str, Any]], topic: str | None, tenant_id: str | None
+) -> list[dict[str, Any]]:
+    return [
+        item for item in pauses if (item.get("topic"), item.get("tenant_id")) != (topic, tenant_id)
+    ]
 
 
 def _check_pause(topic: str | None, tenant_id: str | None) -> None:

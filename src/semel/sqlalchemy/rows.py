@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from semel.envelope import MessageEnvelope
 from semel.errors import PayloadTooLargeError, SerializationError
+from semel.hashing import is_document
 from semel.protocols import Serializer
 from semel.serializers import JSON
 from semel.sqlalchemy.layout import HOT, SCHEDULED
@@ -49,6 +50,16 @@ class Plan(NamedTuple):
     slots: Sequence[int]
     exclusive: bool
 
+    def values(self, **others: Any) -> list[dict[str, Any]]:
+        """Return the rows as named values, each with the *others*."""
+        values = []
+        for row, number, lane in zip(self.rows, self.partitions, self.lanes, strict=True):
+            value = row._asdict()
+            del value["ordered"]
+            value.update(others, partition_no=number, lane=lane)
+            values.append(value)
+        return values
+
 
 def new_row(
     envelope: MessageEnvelope,
@@ -60,7 +71,7 @@ def new_row(
 ) -> NewRow:
     """Encode *envelope*; raise for a payload that cannot be stored."""
     own = envelope.__dict__
-    if "body" in own:
+    if "body" in own or "document" in own:
         body, content_type = envelope.body, envelope.content_type
     else:
         body, content_type = serializer.dumps(envelope.payload), serializer.content_type
@@ -71,10 +82,9 @@ def new_row(
         )
     text: str | None = None
     if content_type == JSON:
-        try:
-            text = body.decode()
-        except UnicodeDecodeError:
-            raise SerializationError("the body is not UTF-8, so it is no JSON") from None
+        if "body" in own and not is_document(body):
+            raise SerializationError(f"the body is no JSON in UTF-8, as {JSON} promises")
+        text = body.decode()
     metadata = dict(envelope.metadata)
     if envelope.source is not None:
         metadata.setdefault("source", envelope.source)

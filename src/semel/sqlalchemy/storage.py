@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from sqlalchemy import URL, Connection, Table, func, insert, inspect, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError, NoSuchModuleError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InvalidRequestError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+)
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     AsyncSession,
@@ -19,15 +25,20 @@ from semel.envelope import MessageEnvelope
 from semel.errors import ConfigurationError, SchemaError, StorageError, describe, missing_extra
 from semel.protocols import Observer, Serializer, UnitOfWork
 from semel.sqlalchemy import bus_tables as _bus_tables  # noqa: F401  part of the metadata
-from semel.sqlalchemy.buffer import LENT, check_schema, schema_row
+from semel.sqlalchemy.buffer import LENT
 from semel.sqlalchemy.dialects import DRIVER_EXTRAS, URL_HINT, Database, database_of
 from semel.sqlalchemy.inbox import SqlAlchemyInboxGate, SqlAlchemyInboxStore
-from semel.sqlalchemy.outbox_store import SqlAlchemyOutboxStore
-from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES
-from semel.sqlalchemy.relay import SqlAlchemyRelayStore
 from semel.sqlalchemy.layout import SLOTS
+from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES
+from semel.sqlalchemy.outbox_store import SqlAlchemyOutboxStore
+from semel.sqlalchemy.relay import SqlAlchemyRelayStore
+from semel.sqlalchemy.schema import check_schema, schema_row
 from semel.sqlalchemy.tables import OutboxControl, OutboxSlot, metadata
 from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
+
+
+#: What a database that refuses or does not answer may raise.
+DATABASE_ERRORS: tuple[type[Exception], ...] = (SQLAlchemyError, OSError)
 
 
 class SqlAlchemyStorage:
@@ -145,7 +156,7 @@ class SqlAlchemyStorage:
         if self._owns_engine:
             await self.engine.dispose()
 
-    async def __aenter__(self) -> SqlAlchemyStorage:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -173,9 +184,7 @@ def _create(connection: Connection) -> None:
         connection.execute(insert(cast("Table", OutboxSlot.__table__)), missing)
     rows: dict[str, Any] = {"schema": schema_row(), "operations": 0, "pauses": [], "scope": None}
     present = set(connection.scalars(select(OutboxControl.name)))
-    fresh = [
-        {"name": name, "value": value} for name, value in rows.items() if name not in present
-    ]
+    fresh = [{"name": name, "value": value} for name, value in rows.items() if name not in present]
     if fresh:
         connection.execute(insert(cast("Table", OutboxControl.__table__)), fresh)
 

@@ -113,9 +113,7 @@ class OutboxLease(Base):
     __tablename__ = "outbox_lease"
 
     scope: Mapped[str] = mapped_column(Name(MAX_TENANT), primary_key=True)
-    partition_no: Mapped[int] = mapped_column(
-        SmallInteger, primary_key=True, autoincrement=False
-    )
+    partition_no: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
     owner: Mapped[str | None] = mapped_column(Name(MAX_NAME))
     epoch: Mapped[int] = mapped_column(Position, server_default="0")
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

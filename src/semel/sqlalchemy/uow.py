@@ -9,11 +9,12 @@ from typing import Any, Generic, Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from semel.aggregate import HasEvents, PendingEvent, to_envelope
+from semel.aggregate import HasEvents
 from semel.envelope import MessageEnvelope, check_name, check_tenant
 from semel.errors import ConfigurationError, NoTransactionError, TransactionMisuseError
 from semel.protocols import Observer, Serializer
 from semel.sqlalchemy.buffer import LENT, join
+from semel.sqlalchemy.emitters import Tracked, emit, has_events
 from semel.sqlalchemy.inbox import SqlAlchemyInbox
 from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES, SqlAlchemyOutbox
 
@@ -50,7 +51,7 @@ class SQLAlchemyUnitOfWork:
         self._session: AsyncSession | None = None
         self._outbox: SqlAlchemyOutbox | None = None
         self._inbox: SqlAlchemyInbox | None = None
-        self._tracked: list[HasEvents] = []
+        self._tracked = Tracked()
         self._serializer = serializer
         self._limit = max_payload_bytes
         self._unordered = unordered_topics
@@ -103,6 +104,7 @@ class SQLAlchemyUnitOfWork:
         session, self._session = self.session, None
         self._outbox = self._inbox = None
         self._tracked.clear()
+        self._tracked.leave(session.sync_session)
         if self._joined is None:
             await session.close()
 
@@ -112,10 +114,11 @@ class SQLAlchemyUnitOfWork:
 
     def track(self, aggregate: HasEvents) -> None:
         """Collect the aggregate's events at commit; tracking twice is tracking once."""
-        if not isinstance(aggregate, HasEvents):
+        if not has_events(aggregate):
             raise ConfigurationError(
                 f"{type(aggregate).__name__} has no events: derive it from AggregateRoot"
             )
+        self._tracked.follow(self.session.sync_session)
         if not any(known is aggregate for known in self._tracked):
             self._tracked.append(aggregate)
 
@@ -126,14 +129,7 @@ class SQLAlchemyUnitOfWork:
         await self.session.flush()
         buffer = await self.session.run_sync(join)
         for aggregate in self._tracked:
-            events: list[PendingEvent] = []
-            for pending in aggregate.pending_events:
-                events.append(pending)
-                if pending.event_id not in buffer.ids:
-                    envelope = to_envelope(aggregate, pending, tenant_id=self.tenant_id)
-                    self.outbox.put_nowait(envelope)
-            if events:
-                buffer.after_commit.append(_discard(aggregate, events))
+            emit(aggregate, self.outbox, buffer, final=True)
 
     async def commit(self) -> None:
         """Write the tracked aggregates' events to the outbox and commit everything."""
@@ -163,7 +159,7 @@ class Repository(Generic[T]):
     async def get(self, identity: Any) -> T | None:
         """Return the entity with this primary key, or None; an aggregate found is tracked."""
         found = await self._uow.session.get(self._entity, identity)
-        if isinstance(found, HasEvents):
+        if has_events(found):
             self._uow.track(found)
         return found
 
@@ -172,23 +168,19 @@ class Repository(Generic[T]):
         result = await self._uow.session.scalars(select(self._entity).filter_by(**equals))
         found = list(result)
         for entity in found:
-            if isinstance(entity, HasEvents):
+            if has_events(entity):
                 self._uow.track(entity)
         return found
 
     async def save(self, entity: T) -> T:
         """Add the entity to the transaction; an aggregate is tracked."""
         self._uow.session.add(entity)
-        if isinstance(entity, HasEvents):
+        if has_events(entity):
             self._uow.track(entity)
         return entity
 
     async def delete(self, entity: T) -> None:
         """Delete the entity; events of an aggregate are still collected."""
-        if isinstance(entity, HasEvents):
+        if has_events(entity):
             self._uow.track(entity)
         await self._uow.session.delete(entity)
-
-
-def _discard(aggregate: HasEvents, events: Sequence[PendingEvent]) -> Callable[[], None]:
-    return lambda: aggregate.discard_events(events)

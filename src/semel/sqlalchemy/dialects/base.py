@@ -86,18 +86,8 @@ class Database(Lanes, ABC):
 
     def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
         """Lock the plan's slots in ascending order, then insert its rows, at the commit's tail."""
-        self.lock_slots(connection, plan)
-        created = self.now()
-        values = [
-            row._asdict() | {"partition_no": number, "lane": lane}
-            for row, number, lane in zip(plan.rows, plan.partitions, plan.lanes, strict=True)
-        ]
-        for value in values:
-            del value["ordered"]
-        connection.execute(insert(table).values(created_at=created), values)
-
-    def lock_slots(self, connection: Connection, plan: Plan) -> None:
-        """Take the locks that make the order of `sequence` the order of commits."""
+        statement = insert(table).values(created_at=self.now()).inline()
+        connection.execute(statement, plan.values())
 
     def is_transient(self, error: BaseException) -> bool:
         """Tell errors after which the whole transaction may be tried again.
@@ -113,6 +103,10 @@ class Database(Lanes, ABC):
     @abstractmethod
     def is_transient_cause(self, error: BaseException | None) -> bool:
         """Tell the same of an exception as the driver raised it."""
+
+    def lock_guards(self) -> Sequence[ColumnElement[Any]]:
+        """Return columns that a locking SELECT adds, so that a lost host cannot hold its locks."""
+        return ()
 
     def insert_rows(
         self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]

@@ -6,7 +6,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Executable, Text, literal, null, select, text, type_coerce
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Executable,
+    Text,
+    literal,
+    null,
+    select,
+    text,
+    type_coerce,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 if TYPE_CHECKING:
@@ -100,7 +110,5 @@ class Lanes:
     async def notify(self, connection: AsyncConnection, channel: str) -> None:
         """Wake the listeners of other processes."""
 
-    async def listen(
-        self, engine: AsyncEngine, channel: str, callback: Callable[[], None]
-    ) -> None:
+    async def listen(self, engine: AsyncEngine, channel: str, callback: Callable[[], None]) -> None:
         """Call *callback* for each notification, until the connection ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -24,13 +25,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeEngine
 
-from semel.errors import ConfigurationError, SchemaError
+from semel.errors import ConfigurationError, SchemaError, StorageError
 from semel.sqlalchemy.dialects.base import Database
 from semel.sqlalchemy.layout import PARTITIONS, SLOTS
 
 if TYPE_CHECKING:
     from semel.sqlalchemy.rows import Plan
 
+_NOW = "UTC_TIMESTAMP(6)"
+_LOCK_SECONDS = 10
 _DUPLICATE = 1062
 # Lock time-out, deadlock, row changed since the snapshot (MariaDB), NOWAIT; too many connections;
 # shutting down; read-only after a failover; killed; and the client's own errors of the connection.
@@ -64,7 +67,7 @@ class MySql(Database):
 
     def now(self) -> ColumnElement[Any]:
         """Return the clock in UTC."""
-        return literal_column("UTC_TIMESTAMP(6)", mysql.DATETIME(fsp=6))
+        return literal_column(_NOW, mysql.DATETIME(fsp=6))
 
     def later(self, seconds: ColumnElement[Any] | float) -> ColumnElement[Any]:
         """Return the clock plus *seconds*."""
@@ -92,11 +95,14 @@ class MySql(Database):
     @contextmanager
     def serialize_ddl(self, connection: Connection) -> Iterator[None]:
         """Hold a named lock: DDL commits, so a transaction's lock would be gone."""
-        connection.execute(text("SELECT GET_LOCK('semel_ddl', 60)"))
+        # Names are shared by all databases of a server, and have at most 64 characters.
+        name = "CONCAT('semel.', MD5(DATABASE()))"
+        if connection.scalar(text(f"SELECT GET_LOCK({name}, 60)")) != 1:
+            raise StorageError("another process has been creating semel's tables for a minute")
         try:
             yield
         finally:
-            connection.execute(text("SELECT RELEASE_LOCK('semel_ddl')"))
+            connection.execute(text(f"SELECT RELEASE_LOCK({name})"))
 
     async def busy_partitions(
         self, connection: AsyncConnection, partitions: Collection[int]
@@ -137,18 +143,30 @@ class MySql(Database):
         arguments: Any = getattr(error.orig, "args", ())
         return bool(arguments) and arguments[0] in (1146, 1054)
 
-    def lock_slots(self, connection: Connection, plan: Plan) -> None:
-        """Lock the slots' rows; InnoDB keeps many row locks in little space."""
+    def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
+        """Lock, then insert; all values are bound, or drivers would send row after row."""
+        created = self._lock_slots(connection, plan)
+        connection.execute(insert(table).inline(), plan.values(created_at=created))
+
+    def _lock_slots(self, connection: Connection, plan: Plan) -> datetime:
+        """Lock the slots' rows, of which InnoDB keeps many in little space; return the time."""
         numbers = ", ".join(str(int(slot)) for slot in plan.slots)
         mode = "FOR UPDATE" if plan.exclusive else "LOCK IN SHARE MODE"
+        if getattr(connection.dialect, "is_mariadb", False):
+            mode += f" WAIT {_LOCK_SECONDS}"
         found = connection.execute(
-            text(f"SELECT slot FROM outbox_slot WHERE slot IN ({numbers}) ORDER BY slot {mode}")  # noqa: S608  integers
+            text(
+                f"SELECT slot, {_NOW} FROM outbox_slot WHERE slot IN ({numbers}) "  # noqa: S608  integers
+                f"ORDER BY slot {mode}"
+            )
         ).all()
         if len(found) != len(plan.slots):
             raise SchemaError(
                 "rows are missing in outbox_slot, so writers would not exclude each other: "
                 "run `semel db check`"
             )
+        now: datetime = found[0][1]
+        return now.replace(tzinfo=UTC)
 
     def is_transient_cause(self, error: BaseException | None) -> bool:
         """Tell by the error number."""

@@ -17,7 +17,6 @@ from sqlalchemy import (
     DateTime,
     Delete,
     Dialect,
-    Engine,
     Executable,
     Float,
     Table,
@@ -42,120 +41,33 @@ from sqlalchemy.types import TypeEngine
 from semel.errors import ConfigurationError, SchemaError
 from semel.sqlalchemy.dialects.base import Database
 from semel.sqlalchemy.dialects.lanes import select_list
+from semel.sqlalchemy.dialects.postgresql_sql import (
+    COLUMNS,
+    DDL_SLOT,
+    GLOBAL_SLOT,
+    HELD_SQL,
+    LOCK_CLASS,
+    LOCK_SECONDS,
+    MAX_SLOTS,
+    QUEUE_ALL,
+    TRY_ALL,
+    fetch_sql,
+    write_sql,
+)
 from semel.sqlalchemy.layout import PARTITIONS
 
 if TYPE_CHECKING:
     from semel.relay import Read
     from semel.sqlalchemy.rows import Plan
 
-# Advisory locks are shared by the whole database: our class keeps them apart from others'.
-LOCK_CLASS = 0x53454D4C
-GLOBAL_SLOT = -1
-DDL_SLOT = -2
-MAX_SLOTS = 32
-_LOCK_TIMEOUT = "10s"
-_IDLE_TIMEOUT = "30s"
-
-_COLUMNS = {
-    "id": "text",
-    "tenant_id": "text",
-    "aggregate_id": "text",
-    "aggregate_type": "text",
-    "topic": "text",
-    "event_type": "text",
-    "order_key": "text",
-    "routing_key": "text",
-    "occurred_at": "timestamptz",
-    "payload": "text",
-    "payload_bytes": "bytea",
-    "content_type": "text",
-    "event_metadata": "text",
-    "schema_id": "text",
-    "schema_version": "int",
-    "available_at": "timestamptz",
-    "partition_no": "smallint",
-    "lane": "smallint",
-}
-_DOCUMENTS = ("payload", "event_metadata")
 _DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+_TRIES = 20
+_LOCK_NOT_AVAILABLE = "55P03"
 
 # Serialization failure, deadlock, lock time-out, shut down or starting; a replica after failover.
-_TRANSIENT = frozenset(
-    {"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "25006"}
-)
+_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "25006"})
 # Classes: connection, insufficient resources, system error.
 _TRANSIENT_CLASSES = ("08", "53", "58")
-
-
-# A bulk writer holds the global slot exclusively; all others hold it shared, which says nothing.
-_HELD_SQL = f"""
-SELECT CAST(CASE WHEN objid > 2147483647 THEN CAST(objid AS bigint) - 4294967296
-                 ELSE CAST(objid AS bigint) END AS int) AS slot
-FROM pg_locks
-WHERE locktype = 'advisory' AND classid = {LOCK_CLASS} AND objsubid = 2 AND granted
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND (CAST(objid AS bigint) < 2147483648 OR mode = 'ExclusiveLock')
-"""  # noqa: S608  constants only
-
-
-@cache
-def _fetch_sql(columns: str) -> str:
-    return f"""
-    SELECT lane_rows.*
-    FROM unnest(CAST(:lanes AS smallint[]), CAST(:floors AS bigint[]), CAST(:limits AS int[]))
-         AS reads(lane, floor, size)
-    CROSS JOIN LATERAL (
-        SELECT {columns}
-        FROM outbox
-        WHERE outbox.lane = reads.lane AND outbox.sequence > reads.floor
-          AND outbox.sequence <> ALL(CAST(:known AS bigint[]))
-          AND outbox.topic <> ALL(CAST(:topics AS text[]))
-          AND outbox.tenant_id <> ALL(CAST(:tenants AS text[]))
-          AND (CAST(:tenant AS text) IS NULL OR outbox.tenant_id = CAST(:tenant AS text))
-        ORDER BY outbox.sequence
-        LIMIT reads.size
-    ) AS lane_rows
-    ORDER BY lane_rows.sequence
-    """  # noqa: S608  constants only
-
-
-@cache
-def _write_sql(table: str, *, numbered: bool) -> str:
-    """Lock and insert in one round trip.
-
-    The locks are taken by a materialised step that the insert joins as one row, so that no
-    sequence number is drawn before the last lock is held.
-    """
-    arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _COLUMNS.items())
-    values = ", ".join(
-        f"CAST(n.{name} AS json)" if name in _DOCUMENTS else f"n.{name}" for name in _COLUMNS
-    )
-    sql = f"""
-    WITH settings AS MATERIALIZED (
-        SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true),
-               set_config('idle_in_transaction_session_timeout', '{_IDLE_TIMEOUT}', true)
-    ), slots AS MATERIALIZED (
-        SELECT s.slot, s.exclusive
-        FROM unnest(CAST(:slots AS int[]), CAST(:modes AS boolean[])) AS s(slot, exclusive),
-             settings
-        ORDER BY s.slot
-    ), held AS MATERIALIZED (
-        SELECT count(CASE WHEN slots.exclusive
-                          THEN CAST(pg_advisory_xact_lock({LOCK_CLASS}, slots.slot) AS text)
-                          ELSE CAST(pg_advisory_xact_lock_shared({LOCK_CLASS}, slots.slot) AS text)
-                     END) AS locks
-        FROM slots
-    )
-    INSERT INTO {table} ({", ".join(_COLUMNS)}, created_at)
-    SELECT {values}, clock_timestamp()
-    FROM held, unnest({arrays}) WITH ORDINALITY AS n({", ".join(_COLUMNS)}, ordinal)
-    ORDER BY n.ordinal
-    """  # noqa: S608  constants only
-    if numbered:
-        for number, name in enumerate(("slots", "modes", *_COLUMNS), start=1):
-            sql = sql.replace(f":{name} ", f"${number} ")
-    return sql
-
 
 
 @cache
@@ -181,7 +93,7 @@ class PostgreSql(Database):
     documents_are_parsed = True
 
     def __init__(self) -> None:
-        self._deferrable: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+        self._deferrable: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
 
     def instant_type(self) -> TypeEngine[Any]:
         """Return timestamptz."""
@@ -247,7 +159,7 @@ class PostgreSql(Database):
         dialect: Any,
     ) -> tuple[Executable, Mapping[str, Any]]:
         """Probe the index once per lane, in one statement whose text never changes."""
-        return text(_fetch_sql(select_list(columns, dialect))), {
+        return text(fetch_sql(select_list(columns, dialect))), {
             "lanes": [read.partition for read in reads],
             "floors": [read.floor for read in reads],
             "limits": [read.limit for read in reads],
@@ -261,7 +173,7 @@ class PostgreSql(Database):
         self, connection: AsyncConnection, partitions: Collection[int]
     ) -> Collection[int]:
         """Return the partitions of slots that somebody holds."""
-        held = await connection.execute(text(_HELD_SQL))
+        held = await connection.execute(text(HELD_SQL))
         numbers = {row.slot for row in held}
         if GLOBAL_SLOT in numbers:
             return partitions
@@ -271,9 +183,7 @@ class PostgreSql(Database):
         """Send an empty notification."""
         await connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
 
-    async def listen(
-        self, engine: AsyncEngine, channel: str, callback: Callable[[], None]
-    ) -> None:
+    async def listen(self, engine: AsyncEngine, channel: str, callback: Callable[[], None]) -> None:
         """Listen on a connection of its own."""
         connection = await engine.connect()
         try:
@@ -281,10 +191,10 @@ class PostgreSql(Database):
             raw = await connection.get_raw_connection()
             driver: Any = raw.driver_connection
             if engine.dialect.driver == "asyncpg":
-                ended = asyncio.get_running_loop().create_future()
-                driver.add_termination_listener(lambda *_: ended.done() or ended.set_result(None))
+                ended = asyncio.Event()
+                driver.add_termination_listener(lambda *_: ended.set())
                 await driver.add_listener(channel, lambda *_: callback())
-                await ended
+                await ended.wait()
             else:
                 await connection.execute(text(f"LISTEN {channel}"))
                 async for _ in driver.notifies():
@@ -303,7 +213,7 @@ class PostgreSql(Database):
         ).one()
         if recovering:
             raise ConfigurationError("this PostgreSQL server is a replica: connect to the primary")
-        self._deferrable[connection.engine] = bool(deferrable)
+        self._deferrable[connection.dialect] = bool(deferrable)
 
     def check_sequence(self, connection: Connection) -> None:
         """Check the identity's cache and position."""
@@ -333,17 +243,17 @@ class PostgreSql(Database):
 
     def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
         """Lock and insert with one statement."""
-        if self._deferrable.get(connection.engine):
+        if self._deferrable.get(connection.dialect):
             # Checked at COMMIT they would be checked, and wait, while the slots are held.
             connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
         slots, modes = self._locks(connection, plan)
         columns: list[list[Any]] = [list(column) for column in zip(*plan.rows, strict=True)][:-1]
         arguments = [slots, modes, *columns, list(plan.partitions), list(plan.lanes)]
         if connection.dialect.driver == "asyncpg" and self._in_transaction(connection):
-            self._run_asyncpg(connection, _write_sql(table.name, numbered=True), arguments)
+            self._run_asyncpg(connection, write_sql(table.name, numbered=True), arguments)
         else:
-            names = ("slots", "modes", *_COLUMNS)
-            sql = _write_sql(table.name, numbered=False)
+            names = ("slots", "modes", *COLUMNS)
+            sql = write_sql(table.name, numbered=False)
             connection.execute(text(sql), dict(zip(names, arguments, strict=True)))
 
     def _locks(self, connection: Connection, plan: Plan) -> tuple[list[int], list[bool]]:
@@ -351,19 +261,32 @@ class PostgreSql(Database):
             slots = [GLOBAL_SLOT, *plan.slots]
             return slots, [False] + [plan.exclusive] * len(plan.slots)
         # So many locks would fill the server's lock table: one lock instead that excludes all.
-        # Waiting for it in the queue would make every other writer wait behind us, so we try.
-        give_up = time.monotonic() + 1.0
-        while time.monotonic() < give_up:
-            if connection.execute(
-                text("SELECT pg_try_advisory_xact_lock(:class, :slot)"),
-                {"class": LOCK_CLASS, "slot": GLOBAL_SLOT},
-            ).scalar():
-                break
-            connection.execute(
-                text("SELECT pg_sleep(:s)"),
-                {"s": random.uniform(0.001, 0.02)},  # noqa: S311  no secret
-            )
+        self._lock_all(connection)
         return [GLOBAL_SLOT], [True]
+
+    def _lock_all(self, connection: Connection) -> None:
+        """Take the global slot without holding up everybody while somebody is slow.
+
+        All other writers would queue behind us: so we try, and queue only for moments, without
+        which a steady stream of writers would never let us in.
+        """
+        give_up = time.monotonic() + LOCK_SECONDS
+        while True:
+            for _ in range(_TRIES):
+                if connection.scalar(text(TRY_ALL)):
+                    return
+                wait = random.uniform(0.001, 0.02)  # noqa: S311  no secret
+                connection.execute(text("SELECT pg_sleep(:s)"), {"s": wait})
+            connection.exec_driver_sql("SAVEPOINT semel_queue")
+            try:
+                connection.execute(text(QUEUE_ALL))
+            except DBAPIError as error:
+                late = time.monotonic() > give_up
+                if late or getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                    raise
+                connection.exec_driver_sql("ROLLBACK TO SAVEPOINT semel_queue")
+            else:
+                return
 
     def _in_transaction(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
@@ -389,6 +312,12 @@ class PostgreSql(Database):
         return type(error).__module__.startswith("psycopg") and any(
             base.__name__ == "OperationalError" for base in type(error).__mro__
         )
+
+    def lock_guards(self) -> Sequence[ColumnElement[Any]]:
+        """End a session that stays idle in this transaction."""
+        return [
+            literal_column("set_config('idle_in_transaction_session_timeout', '30s', true)", Text)
+        ]
 
     def insert_rows(
         self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]

@@ -1,0 +1,112 @@
+"""The statements that are written out for PostgreSQL."""
+
+from __future__ import annotations
+
+from functools import cache
+
+# Advisory locks are shared by the whole database: our class keeps them apart from others'.
+LOCK_CLASS = 0x53454D4C
+GLOBAL_SLOT = -1
+DDL_SLOT = -2
+MAX_SLOTS = 32
+LOCK_SECONDS = 10
+_LOCK_TIMEOUT = f"{LOCK_SECONDS}s"
+_IDLE_TIMEOUT = "30s"
+
+TRY_ALL = f"SELECT pg_try_advisory_xact_lock({LOCK_CLASS}, {GLOBAL_SLOT})"
+QUEUE_ALL = f"""
+WITH settings AS MATERIALIZED (SELECT set_config('lock_timeout', '50ms', true) AS done)
+SELECT CAST(pg_advisory_xact_lock({LOCK_CLASS}, {GLOBAL_SLOT}) AS text) FROM settings
+"""  # noqa: S608  constants only
+
+COLUMNS = {
+    "id": "text",
+    "tenant_id": "text",
+    "aggregate_id": "text",
+    "aggregate_type": "text",
+    "topic": "text",
+    "event_type": "text",
+    "order_key": "text",
+    "routing_key": "text",
+    "occurred_at": "timestamptz",
+    "payload": "text",
+    "payload_bytes": "bytea",
+    "content_type": "text",
+    "event_metadata": "text",
+    "schema_id": "text",
+    "schema_version": "int",
+    "available_at": "timestamptz",
+    "partition_no": "smallint",
+    "lane": "smallint",
+}
+_DOCUMENTS = ("payload", "event_metadata")
+
+# A bulk writer holds the global slot exclusively; all others hold it shared, which says nothing.
+HELD_SQL = f"""
+SELECT CAST(CASE WHEN objid > 2147483647 THEN CAST(objid AS bigint) - 4294967296
+                 ELSE CAST(objid AS bigint) END AS int) AS slot
+FROM pg_locks
+WHERE locktype = 'advisory' AND classid = {LOCK_CLASS} AND objsubid = 2 AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (CAST(objid AS bigint) < 2147483648 OR mode = 'ExclusiveLock')
+"""  # noqa: S608  constants only
+
+
+@cache
+def fetch_sql(columns: str) -> str:
+    """Probe the index of lanes once per lane."""
+    return f"""
+    SELECT lane_rows.*
+    FROM unnest(CAST(:lanes AS smallint[]), CAST(:floors AS bigint[]), CAST(:limits AS int[]))
+         AS reads(lane, floor, size)
+    CROSS JOIN LATERAL (
+        SELECT {columns}
+        FROM outbox
+        WHERE outbox.lane = reads.lane AND outbox.sequence > reads.floor
+          AND outbox.sequence <> ALL(CAST(:known AS bigint[]))
+          AND outbox.topic <> ALL(CAST(:topics AS text[]))
+          AND outbox.tenant_id <> ALL(CAST(:tenants AS text[]))
+          AND (CAST(:tenant AS text) IS NULL OR outbox.tenant_id = CAST(:tenant AS text))
+        ORDER BY outbox.sequence
+        LIMIT reads.size
+    ) AS lane_rows
+    ORDER BY lane_rows.sequence
+    """  # noqa: S608  constants only
+
+
+@cache
+def write_sql(table: str, *, numbered: bool) -> str:
+    """Lock and insert in one round trip.
+
+    The locks are taken by a materialised step that the insert joins as one row, so that no
+    sequence number is drawn before the last lock is held.
+    """
+    arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in COLUMNS.items())
+    values = ", ".join(
+        f"CAST(n.{name} AS json)" if name in _DOCUMENTS else f"n.{name}" for name in COLUMNS
+    )
+    sql = f"""
+    WITH settings AS MATERIALIZED (
+        SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true),
+               set_config('idle_in_transaction_session_timeout', '{_IDLE_TIMEOUT}', true)
+    ), slots AS MATERIALIZED (
+        SELECT s.slot, s.exclusive
+        FROM unnest(CAST(:slots AS int[]), CAST(:modes AS boolean[])) AS s(slot, exclusive),
+             settings
+        ORDER BY s.slot
+    ), held AS MATERIALIZED (
+        SELECT count(CASE WHEN slots.exclusive
+                          THEN CAST(pg_advisory_xact_lock({LOCK_CLASS}, slots.slot) AS text)
+                          ELSE CAST(pg_advisory_xact_lock_shared({LOCK_CLASS}, slots.slot) AS text)
+                     END) AS locks
+        FROM slots
+    )
+    INSERT INTO {table} ({", ".join(COLUMNS)}, created_at)
+    SELECT {values}, clock_timestamp()
+    FROM held, unnest({arrays}) WITH ORDINALITY AS n({", ".join(COLUMNS)}, ordinal)
+    ORDER BY n.ordinal
+    """  # noqa: S608  constants only
+    if numbered:
+        for number, name in enumerate(("slots", "modes", *COLUMNS), start=1):
+            sql = sql.replace(f":{name} ", f"${number} ")
+    return sql
