@@ -15,7 +15,11 @@ import pytest
 pytest.register_assert_rewrite(
     "semel.testing.contracts.bus",
     "semel.testing.contracts.inbox",
+    "semel.testing.contracts.leases",
     "semel.testing.contracts.outbox",
+    "semel.testing.contracts.outbox_store",
+    "semel.testing.contracts.relay",
+    "semel.testing.contracts.rows",
     "semel.testing.contracts.subscription",
 )
 

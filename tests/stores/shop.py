@@ -1,0 +1,171 @@
+"""A small shop that writes orders and events, and ways to look at what is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    ForeignKey,
+    Row,
+    String,
+    create_engine,
+    event,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.util import await_only
+
+from semel.aggregate import AggregateRoot
+from semel.sqlalchemy.dialects import database_of
+from semel.sqlalchemy.storage import SqlAlchemyStorage
+from semel.sqlalchemy.tables import OutboxRecord
+from tests.services import Database
+
+SYNC_DRIVERS = {
+    "sqlite": "sqlite",
+    "postgres": "postgresql+psycopg",
+    "postgres-psycopg": "postgresql+psycopg",
+    "mariadb": "mysql+pymysql",
+}
+_TABLES = ("outbox", "outbox_lease", "outbox_instance", "line", "orders")
+PATIENCE = 20.0
+
+
+class Base(DeclarativeBase):
+    """The service's own tables."""
+
+
+class Order(AggregateRoot, Base):
+    """An aggregate that is an entity."""
+
+    __tablename__ = "orders"
+    topic = "orders"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    status: Mapped[str] = mapped_column(String(20), default="new")
+
+    def emit(self, name: str, **payload: Any) -> None:
+        self.add_event(payload, event_type=name)
+
+
+class Line(AggregateRoot, Base):
+    """An aggregate whose id the database gives."""
+
+    __tablename__ = "line"
+    topic = "lines"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[str | None] = mapped_column(ForeignKey("orders.id"))
+
+
+async def empty(storage: SqlAlchemyStorage) -> None:
+    """Delete all rows; numbers go on."""
+    async with storage.engine.begin() as connection:
+        for table in _TABLES:
+            await connection.execute(text(f"DELETE FROM {table}"))
+        await connection.execute(
+            text("UPDATE outbox_control SET value = '[]' WHERE name = 'pauses'")
+        )
+
+
+async def rows(storage: SqlAlchemyStorage) -> list[Row[Any]]:
+    """Return all outbox rows that are committed, by sequence."""
+    async with storage.engine.connect() as connection:
+        table = OutboxRecord.__table__
+        return list(await connection.execute(select(table).order_by(table.c.sequence)))
+
+
+async def types(storage: SqlAlchemyStorage) -> list[str]:
+    """Return the types of all committed events, by sequence."""
+    return [row.event_type for row in await rows(storage)]
+
+
+async def orders(storage: SqlAlchemyStorage) -> dict[str, str]:
+    """Return the committed orders: status by id."""
+    async with storage.engine.connect() as connection:
+        result = await connection.execute(select(Order.__table__.c["id", "status"]))
+        return {row.id: row.status for row in result}
+
+
+def sync_engine(database: Database, **options: Any) -> Engine:
+    """Return an engine for sync sessions, prepared as a storage would."""
+    url = make_url(database.url).set(drivername=SYNC_DRIVERS[database.name])
+    engine = create_engine(url, **options)
+    database_of(engine.dialect).prepare_engine(engine)
+    return engine
+
+
+class Stall:
+    """A commit that has written its events and waits before its COMMIT."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+
+@asynccontextmanager
+async def stalling(engine: AsyncEngine, *, commits: int = 1) -> AsyncIterator[Stall]:
+    """Let the next *commits* on *engine* wait, after semel's work and before the database's."""
+    stall, left = Stall(), commits
+
+    def wait(_connection: Connection) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            stall.reached.set()
+            await_only(asyncio.wait_for(stall.go_on.wait(), PATIENCE))
+
+    event.listen(engine.sync_engine, "commit", wait)
+    try:
+        yield stall
+    finally:
+        stall.go_on.set()
+        event.remove(engine.sync_engine, "commit", wait)
+
+
+@asynccontextmanager
+async def stalled_commit(storage: SqlAlchemyStorage, *, key: str | None) -> AsyncIterator[None]:
+    """Inside, one event is written and not committed."""
+
+    async def write() -> None:
+        async with storage.unit_of_work() as uow:
+            await uow.outbox.add("stalled", 1, key=key)
+            await uow.commit()
+
+    async with stalling(storage.engine) as stall, asyncio.timeout(PATIENCE):
+        task = asyncio.create_task(write())
+        await stall.reached.wait()
+        yield
+        stall.go_on.set()
+        await task
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for what only the database knows, such as that a session waits for a lock."""
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():  # noqa: ASYNC110  the database tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def someone_waits(connection: AsyncConnection, waiting: int = 1) -> bool:
+    """Tell whether that many sessions of this database wait for a lock."""
+    if connection.dialect.name == "postgresql":
+        sql = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND wait_event_type = 'Lock'"
+        )
+    else:
+        sql = (
+            "SELECT count(*) FROM information_schema.innodb_trx t JOIN "
+            "information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+            "WHERE t.trx_state = 'LOCK WAIT' AND p.db = database()"
+        )
+    return waiting <= (await connection.scalar(text(sql)) or 0)
