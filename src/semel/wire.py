@@ -377,11 +377,17 @@ def _unescape(value: str) -> str:
 def _format_time(moment: datetime) -> str:
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
-    # isoformat() and f-strings take twice the time, which is a third of all encoding.
-    return "%04d-%02d-%02dT%02d:%02d:%02d.%06dZ" % (  # noqa: UP031
+    second = _format_second(
         *(moment.year, moment.month, moment.day),
-        *(moment.hour, moment.minute, moment.second, moment.microsecond),
+        *(moment.hour, moment.minute, moment.second),
     )
+    return "%s%06dZ" % (second, moment.microsecond)  # noqa: UP031
+
+
+# The messages of a batch are of a few seconds; formatting each takes a third of all encoding.
+@lru_cache(maxsize=64)
+def _format_second(*fields: int) -> str:
+    return "%04d-%02d-%02dT%02d:%02d:%02d." % fields  # noqa: UP031
 
 
 def _parse_time(text: str) -> datetime:
