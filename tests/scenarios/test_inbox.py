@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event, insert
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.envelope import MessageEnvelope
 from semel.errors import (
     ConfigurationError,
     InvalidMessageError,
+    NoTransactionError,
     TransactionMisuseError,
 )
 from semel.inbox import ConsumerInbox, Outcome
 from semel.observer import NullObserver
+from semel.sqlalchemy.inbox import SqlAlchemyInbox
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.states import InboxStatus
 from tests.scenarios.consuming import effects, letters, names, perform, run
@@ -218,6 +221,17 @@ async def test_a_duplicate_leaves_the_callers_transaction_usable(
         assert await run(inbox, session=session) is None
         await session.execute(insert(effects).values(name="the caller's"))
     assert ["a", "the caller's"] == await names(storage)
+
+
+async def test_a_session_without_a_transaction_is_refused(storage: SqlAlchemyStorage) -> None:
+    """In AUTOCOMMIT mode the inbox row would stay although the handler failed."""
+    engine = storage.engine.execution_options(isolation_level="AUTOCOMMIT")
+    async with AsyncSession(engine) as session:
+        with pytest.raises(NoTransactionError, match="AUTOCOMMIT"):
+            await run(ConsumerInbox(storage, "billing"), session=session)
+        with pytest.raises(NoTransactionError, match="AUTOCOMMIT"):
+            await SqlAlchemyInbox(session).mark_processed("m-1", "OrderPlaced")
+    assert [] == await names(storage)
 
 
 async def test_a_caller_who_catches_the_error_may_go_on(storage: SqlAlchemyStorage) -> None:

@@ -69,6 +69,7 @@ class SqlAlchemyInboxGate:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Undo what happens inside if it raises; the transaction around it goes on."""
+        await self._session.run_sync(join)
         nested = await self._session.begin_nested()
         try:
             yield
