@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+
+from semel.relay import Entry
 
 
 @dataclass(slots=True)
 class Breaker:
-    """Open after trouble, for a pause that grows; half-open until something is confirmed."""
+    """Open after trouble, for a pause that grows; half-open until a probe succeeds."""
 
     name: str
     base_seconds: float = 0.5
@@ -18,9 +19,10 @@ class Breaker:
     opened_at: float | None = None
     retry_at: float = 0.0
     error: str = ""
-    #: What is tried first when the pause is over.
-    probe: Any = None
+    #: The event that is tried when the pause is over, and whether that is being done.
+    probe: Entry | None = None
     probing: bool = False
+    alerted: bool = False
 
     def trip(self, now: float, error: str) -> None:
         """Open, or stay open for longer."""
@@ -33,11 +35,12 @@ class Breaker:
         self.error = error
 
     def close(self) -> None:
-        """Something was confirmed: the trouble is over."""
+        """The trouble is over."""
         self.trips = 0
         self.opened_at = None
         self.retry_at = 0.0
         self.error = ""
+        self.alerted = False
 
     @property
     def is_closed(self) -> bool:

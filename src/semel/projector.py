@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
 from semel.clock import SystemClock
 from semel.envelope import check_tenant
@@ -13,14 +13,13 @@ from semel.errors import ConfigurationError, describe
 from semel.observer import NullObserver
 from semel.protocols import Clock, MessageBus, Observer
 from semel.publishing import Publisher
+from semel.reading import Intake
 from semel.relay import ALL_TENANTS, RelayStore
 from semel.settings import OutboxProjectorConfig
 from semel.tenure import Tenure
 from semel.window import Window
 
 _UNSET: Any = object()
-_FLOOR_SECONDS = 0.1
-_SCHEDULE_SECONDS = 0.05
 _DATABASE_PAUSE = 1.0
 _logger = logging.getLogger("semel.projector")
 
@@ -79,19 +78,24 @@ class OutboxProjector:
             clock=self._clock,
             observer=self._observer,
         )
+        self._intake = Intake(
+            store,
+            self._window,
+            self._tenure,
+            self._publisher,
+            tenant_id=self.tenant_id,
+            config=self.config,
+            clock=self._clock,
+            observer=self._observer,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._woken = True
         self._stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._stopped = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._poll_at = 0.0
-        self._idle = self.config.sleep_busy
-        self._sweep_at = 0.0
-        self._floor_at = 0.0
-        self._schedule_at = 0.0
         self._database_at = 0.0
+        self._publish_at = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -128,18 +132,19 @@ class OutboxProjector:
             loop.call_soon_threadsafe(self._set_woken)
 
     def _set_woken(self) -> None:
-        self._woken = True
+        self._intake.woken = True
         self._wake.set()
 
     async def run_forever(self) -> None:
         """Publish until `stop()` or cancellation; hands over what it holds."""
+        if self._stopping:
+            return  # stopped before it began
         self._begin()
         self._running = asyncio.current_task()
         unsubscribe = self._store.subscribe(self.wake)
         try:
             while not self._stopping:
-                timeout = self._start_jobs()
-                await self._wait(timeout)
+                await self._wait(self._start_jobs())
         finally:
             unsubscribe()
             await asyncio.shield(self._finish())
@@ -150,9 +155,8 @@ class OutboxProjector:
         before = self._publisher.published
         if self._clock.monotonic() >= self._tenure.next_tick or not self._tenure.is_valid():
             await self._tenure.tick()
-        self._woken = True
-        self._schedule_at = 0.0
-        await self._read()
+        self._intake.look_again()
+        await self._intake.read()
         while True:
             for batch in self._publisher.next_batches():
                 self._spawn(f"publish-{id(batch)}", batch)
@@ -163,11 +167,14 @@ class OutboxProjector:
             if self._tasks:
                 await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
                 self._reap()
-        await self._settle_lanes()
+        await self._intake.park()
         return self._publisher.published - before
 
     async def stop(self) -> None:
-        """Finish what is in flight, acknowledge it, give the partitions back."""
+        """Finish what is in flight, acknowledge it, give the partitions back.
+
+        A projector that has not begun yet does not begin.
+        """
         self._stopping = True
         if self._running is not None and not self._running.done():
             self._wake.set()
@@ -175,7 +182,7 @@ class OutboxProjector:
         elif self._loop is not None:
             await self._finish()
 
-    async def __aenter__(self) -> OutboxProjector:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -190,65 +197,54 @@ class OutboxProjector:
         if self._running is not None and not self._running.done():
             raise ConfigurationError("this projector is already running")
         self._loop = loop
-        self._stopping = False
+        self._tenure.enter()
         self._stopped.clear()
 
     def _start_jobs(self) -> float:
         """Start whatever is due; return for how many seconds nothing will be."""
         now = self._clock.monotonic()
-        if self._tenure.deadline and not self._tenure.is_valid():
-            self._tenure.expire()
+        tenure, tasks = self._tenure, self._tasks
+        if tenure.deadline and not tenure.is_valid():
+            tenure.expire()
         if now >= self._database_at:
-            if now >= self._tenure.next_tick or self._window.left():
-                self._job("tick", self._tenure.tick)
+            if now >= tenure.next_tick or self._window.lanes.left():
+                self._job("tick", tenure.tick)
             if self._publisher.unacknowledged:
                 self._job("acknowledge", self._publisher.acknowledge)
-            if self._must_read(now):
-                self._job("read", self._read)
-        if self._tenure.is_valid():
+            if "read" not in tasks and now >= self._intake.next_read(now):
+                self._job("read", self._intake.read)
+        if tenure.is_valid() and now >= self._publish_at:
             for batch in self._publisher.next_batches():
                 self._spawn(f"publish-{id(batch)}", batch)
-        return self._idle_seconds(now)
+        return max(0.0, self._next_moment(now) - now)
 
-    def _idle_seconds(self, now: float) -> float:
-        window, publisher, tasks = self._window, self._publisher, self._tasks
+    def _next_moment(self, now: float) -> float:
+        """Return when something will be due, unless a task ends or a commit wakes us before."""
         moments = [now + 60.0]
         if now < self._database_at:
             moments.append(self._database_at)
         else:
-            if "tick" not in tasks:
+            if "tick" not in self._tasks:
                 moments.append(self._tenure.next_tick)
-            if window.lanes and "read" not in tasks:
-                moments += [self._sweep_at, self._schedule_at]
-                if window.room > 0 and publisher.wants_more:
-                    moments.append(self._poll_at)
-        due = window.next_due()
-        if due is not None and publisher.has_slot and self._tenure.is_valid():
-            moments.append(due)
-        if publisher.resume_at is not None:
-            moments.append(publisher.resume_at)
-        return max(0.0, min(moments) - now)
+            if "read" not in self._tasks:
+                moments.append(self._intake.next_read(now))
+        if now < self._publish_at:
+            moments.append(self._publish_at)
+        elif self._tenure.is_valid():
+            due = self._window.next_due()
+            if due is not None and self._publisher.has_slot:
+                moments.append(due)
+            resume = self._publisher.destinations.resume_at
+            if resume is not None:
+                moments.append(resume)
+        return min(moments)
 
-    def _must_read(self, now: float) -> bool:
-        window = self._window
-        if not window.lanes or "read" in self._tasks:
-            return False
-        if window.to_park or window.overflowed or self._tenure.changed:
-            return True
-        if now >= self._sweep_at or now >= self._schedule_at:
-            return True
-        if window.room <= 0 or not self._publisher.wants_more:
-            return False
-        return self._woken or now >= self._poll_at or any(
-            lane.more and not lane.leaving for lane in window.lanes.values()
-        )
-
-    async def _wait(self, timeout: float) -> None:
+    async def _wait(self, seconds: float) -> None:
         waker = asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait(
                 [waker, *self._tasks.values()],
-                timeout=timeout,
+                timeout=seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -269,102 +265,18 @@ class OutboxProjector:
         """Leave a database that does not answer alone for a moment; nothing is lost meanwhile."""
         if not isinstance(error, Exception):
             raise error
-        _logger.warning("%s failed: %s", name.partition("-")[0], describe(error))
+        kind = name.partition("-")[0]
+        _logger.warning("%s failed: %s", kind, describe(error))
         self._database_at = self._clock.monotonic() + _DATABASE_PAUSE
-        if name == "read":
-            self._window.end_fetch()
-            self._woken = self._tenure.changed = True
+        if kind == "publish":
+            self._publish_at = self._database_at
 
-    def _job(self, name: str, function: Any) -> None:
+    def _job(self, name: str, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._tasks:
             self._spawn(name, function())
 
     def _spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks[name] = asyncio.ensure_future(coroutine)
-
-    async def _read(self) -> None:
-        """Everything that changes what is in memory happens here, one thing after the other."""
-        now = self._clock.monotonic()
-        await self._settle_lanes()
-        sweeping = now >= self._sweep_at
-        if sweeping or self._tenure.changed or self._window.overflowed:
-            await self._sweep()
-        if self._woken:
-            self._schedule_at = min(self._schedule_at, now + _SCHEDULE_SECONDS)
-        if now >= self._schedule_at:
-            await self._promote()
-        everything = self._woken or sweeping or now >= self._poll_at
-        self._woken = False
-        horizons: dict[int, int] = {}
-        if now >= self._floor_at:
-            self._floor_at = now + _FLOOR_SECONDS
-            partitions = [lane.partition for lane in self._window.lanes.values() if lane.known]
-            if partitions:
-                before = self._window.horizons(())
-                busy = set(await self._store.busy(partitions))
-                horizons = {p: h for p, h in before.items() if p not in busy}
-        reads = self._window.reads(everything=everything)
-        if not reads or self._publisher.is_paused:
-            self._window.end_fetch()
-            self._poll_at = now + self.config.sleep_idle
-            return
-        entries = await self._store.fetch(reads, tenant_id=self.tenant_id)
-        late = self._window.feed(reads, entries, self._clock.monotonic())
-        if late and sweeping:
-            self._observer.count("outbox_late_total", late)
-        self._window.raise_floors(reads, horizons)
-        if entries:
-            self._idle = self.config.sleep_busy
-        elif everything:
-            self._idle = min(self.config.sleep_idle, self._idle * 2)
-        if everything:
-            self._poll_at = self._clock.monotonic() + self._idle
-
-    async def _settle_lanes(self) -> None:
-        window = self._window
-        parked = window.to_park
-        if not parked:
-            return
-        window.to_park = []
-        try:
-            await self._store.park(
-                self._tenure.instance, self._tenure.epochs(), [e.sequence for e in parked]
-            )
-        except BaseException:
-            window.to_park += parked
-            raise
-        for entry in parked:
-            window.settle(entry)
-
-    async def _sweep(self) -> None:
-        window = self._window
-        self._sweep_at = self._clock.monotonic() + self.config.sweep_seconds
-        changed, self._tenure.changed = self._tenure.changed, False
-        self._publisher.apply_pauses(self._tenure.pauses)
-        partitions = list(window.lanes)
-        survey = await self._store.survey(partitions)
-        blocked = set(survey.blocked)
-        unparked = await self._store.unpark(partitions, blocked=blocked)
-        if changed or survey.revived or unparked or window.overflowed or blocked != window.blocked:
-            window.blocked = blocked
-            window.reset()
-        else:
-            window.rewind()
-        for partition in partitions:
-            if partition in window.lanes:
-                window.lanes[partition].surveyed = True
-
-    async def _promote(self) -> None:
-        moved, wait = await self._store.promote(list(self._window.lanes))
-        now = self._clock.monotonic()
-        for partition, sequence in moved.items():
-            lane = self._window.lanes.get(partition)
-            if lane is not None:
-                lane.floor = min(lane.floor, sequence - 1)
-                lane.more = True
-        self._schedule_at = (
-            now + max(wait, _SCHEDULE_SECONDS) if wait is not None else now + 3600.0
-        )
 
     async def _finish(self) -> None:
         try:
@@ -372,6 +284,7 @@ class OutboxProjector:
                 if self._tasks:
                     await asyncio.wait(self._tasks.values())
                 self._reap()
+                await self._publisher.close()
                 await self._publisher.acknowledge()
                 await self._store.retire(self._tenure.instance)
         except Exception as error:  # noqa: BLE001  the leases run out by themselves
@@ -379,9 +292,11 @@ class OutboxProjector:
         finally:
             for task in self._tasks.values():
                 task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._tasks.clear()
             self._window.drop_lanes(list(self._window.lanes))
-            self._tenure.deadline = self._tenure.next_tick = 0.0
-            self._tenure.waiting_for = "being started"
+            self._tenure.leave()
             if self._own_storage is not None:
                 await self._own_storage.close()
+            self._stopping = False
             self._stopped.set()

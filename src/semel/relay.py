@@ -18,9 +18,18 @@ Key = tuple[str, str]
 class Entry:
     """One outbox row on its way to the broker."""
 
-    __slots__ = ("attempts", "created_at", "envelope", "key", "partition", "sequence", "status", "wait")
+    __slots__ = (
+        "attempts",
+        "created_at",
+        "envelope",
+        "key",
+        "partition",
+        "sequence",
+        "status",
+        "wait",
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  made for every row
         self,
         sequence: int,
         partition: int,
@@ -151,7 +160,9 @@ class RelayStore(Protocol):
     async def survey(self, partitions: Collection[int]) -> Survey:
         """Return blocked keys; DEAD rows that plain SQL made NEW become hot again."""
 
-    async def promote(self, partitions: Collection[int]) -> tuple[Mapping[int, int], float | None]:
+    async def promote(
+        self, partitions: Collection[int], *, tenant_id: str | None = None
+    ) -> tuple[Mapping[int, int], float | None]:
         """Move scheduled rows that are due to the hot lane.
 
         Returns the lowest number moved by partition, and in how many seconds the next is due.
@@ -161,9 +172,18 @@ class RelayStore(Protocol):
         """Mark rows SENT, or delete them; one statement. A lost lease does not matter here."""
 
     async def begin(
-        self, instance: Instance, entries: Sequence[Entry], *, count: bool = False
+        self,
+        instance: Instance,
+        entries: Sequence[Entry],
+        *,
+        count: bool = False,
+        retry_in: float = 0.0,
     ) -> None:
-        """Write PUBLISHING over NEW or FAILED; with *count* the attempt is counted beforehand."""
+        """Write PUBLISHING over NEW or FAILED.
+
+        With *count* the attempt is counted beforehand: should the process die of it, the next
+        owner waits for *retry_in* seconds.
+        """
 
     async def fail(
         self, instance: Instance, epochs: Mapping[int, int], failures: Sequence[Failure]
@@ -178,7 +198,13 @@ class RelayStore(Protocol):
     ) -> None:
         """Move rows behind a blocked key out of the hot lane."""
 
-    async def unpark(self, partitions: Collection[int], *, blocked: Collection[Key]) -> int:
+    async def unpark(
+        self,
+        partitions: Collection[int],
+        *,
+        blocked: Collection[Key],
+        tenant_id: str | None = None,
+    ) -> int:
         """Move parked rows back to the hot lane, but for those of blocked keys."""
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:

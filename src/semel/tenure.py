@@ -40,18 +40,23 @@ class Tenure:
         self._clock = clock
         self._observer = observer
         self._suspects = suspects
-        self.instance = Instance(
-            id=f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:8]}",
-            scope=scope,
-            lease_seconds=lease_seconds,
-            detail={"host": socket.gethostname(), "pid": os.getpid()},
-        )
+        self.instance = _new_instance(scope, lease_seconds)
         self.deadline = 0.0
         self.next_tick = 0.0
         self.waiting_for: str | None = "the first heartbeat"
         self.pauses: tuple[Pause, ...] = ()
         self.operations: int | None = None
         self.changed = False
+
+    def enter(self) -> None:
+        """Be somebody else than the process that made this object and forked."""
+        if self.instance.detail["pid"] != os.getpid():
+            self.instance = _new_instance(self.instance.scope, self.instance.lease_seconds)
+
+    def leave(self) -> None:
+        """Hold nothing until the next tick."""
+        self.deadline = self.next_tick = 0.0
+        self.waiting_for = "being started"
 
     @property
     def interval(self) -> float:
@@ -97,7 +102,7 @@ class Tenure:
         for partition, epoch in standing.leases.items():
             if partition not in self._window.lanes:
                 # Ours in the table though we gave up on it: nobody else can have published.
-                self._window.add_lane(partition, epoch, suspects=self._suspects)
+                self._window.lanes.add(partition, epoch, suspects=self._suspects)
                 self.changed = True
 
     async def _balance(self, standing: Standing) -> None:
@@ -111,12 +116,12 @@ class Tenure:
         elif len(owned) < fair and standing.conflict is None:
             for claim in await self._store.claim(self.instance, fair - len(owned)):
                 suspects = self._suspects if claim.from_dead_owner else 0
-                self._window.add_lane(claim.partition, claim.epoch, suspects=suspects)
+                self._window.lanes.add(claim.partition, claim.epoch, suspects=suspects)
                 self.changed = True
 
     async def hand_over(self) -> None:
         """Release the partitions that we leave and that nothing in flight keeps."""
-        left = self._window.left()
+        left = self._window.lanes.left()
         if left:
             await self._store.release(self.instance, left)
             self._window.drop_lanes(left)
@@ -135,3 +140,13 @@ class Tenure:
             self.pauses = pauses
             self.operations = standing.operations
             self.changed = True
+
+
+def _new_instance(scope: str, lease_seconds: float) -> Instance:
+    host, pid = socket.gethostname(), os.getpid()
+    return Instance(
+        id=f"{host[:100]}:{pid}:{uuid4().hex[:8]}",
+        scope=scope,
+        lease_seconds=lease_seconds,
+        detail={"host": host, "pid": pid},
+    )

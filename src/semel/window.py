@@ -9,46 +9,17 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from semel.holds import Holds
+from semel.lanes import Lanes
 from semel.relay import Entry, Key, Read
 from semel.states import OutboxStatus
 
 # So many rows of one waiting key stay in memory; more are parked in the table.
 _QUEUE = 64
-
-
-class Lane:
-    """One owned partition."""
-
-    __slots__ = (
-        "epoch",
-        "floor",
-        "highest",
-        "known",
-        "last",
-        "leaving",
-        "more",
-        "partition",
-        "safe",
-        "surveyed",
-        "suspects",
-    )
-
-    def __init__(self, partition: int, epoch: int, *, suspects: int = 0) -> None:
-        self.partition = partition
-        self.epoch = epoch
-        self.floor = 0
-        self.safe = 0
-        self.highest = 0
-        self.last = 0
-        self.known: set[int] = set()
-        self.more = True
-        self.leaving = False
-        #: Before its blocked keys are known nothing of it may be sent.
-        self.surveyed = False
-        #: How many of the first rows a dead owner may have been publishing.
-        self.suspects = suspects
+# Instead of the number of a batch: the key waits for its next attempt, or for a probe.
+_WAITING, _ASIDE = 0, -1
 
 
 class _Held:
@@ -67,16 +38,14 @@ class Window:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.lanes: dict[int, Lane] = {}
-        self.blocked: set[Key] = set()
-        self.held_topics: frozenset[str] = frozenset()
-        self.held_tenants: frozenset[str] = frozenset()
+        self.lanes = Lanes()
+        self.holds = Holds()
         self.to_park: list[Entry] = []
-        self.in_flight = 0
         self.overflowed = False
+        #: Rows that had trouble while others passed, and when: each goes in a batch of its own.
+        self.alone: dict[int, float] = {}
         self._ready: deque[Entry] = deque()
         self._keys: dict[Key, _Held] = {}
-        self._held_keys: set[Key] = set()
         self._delayed: list[tuple[float, int, Entry]] = []
         self._size = 0
         self._batch = 0
@@ -88,29 +57,20 @@ class Window:
         """How many more rows may be read."""
         return self.capacity - self._size
 
-    def could_take(self, now: float) -> bool:
-        """Whether there is something to take now."""
-        return bool(self._ready) or (bool(self._delayed) and self._delayed[0][0] <= now)
+    @property
+    def has_parked(self) -> bool:
+        """Whether rows are parked for a reason that ends without a survey."""
+        return self.holds.may_end or any(held.overflow for held in self._keys.values())
 
     def next_due(self) -> float | None:
         """When the next delayed row is due."""
         return self._delayed[0][0] if self._delayed else None
-
-    def add_lane(self, partition: int, epoch: int, *, suspects: int = 0) -> None:
-        """A partition became ours."""
-        self.lanes[partition] = Lane(partition, epoch, suspects=suspects)
 
     def leave(self, partitions: Collection[int]) -> None:
         """Read no more of these partitions; what is in flight may land."""
         for partition in partitions:
             self.lanes[partition].leaving = True
         self._forget(lambda entry: entry.partition in partitions)
-
-    def left(self) -> list[int]:
-        """Return the partitions that nothing in flight keeps any more."""
-        return [
-            lane.partition for lane in self.lanes.values() if lane.leaving and not lane.known
-        ]
 
     def drop_lanes(self, partitions: Collection[int]) -> None:
         """Partitions are no longer ours: forget their rows, whatever state they are in."""
@@ -122,65 +82,41 @@ class Window:
 
     def reset(self) -> None:
         """Forget all rows that are not in flight, and read from the beginning again."""
-        self._held_keys.clear()
         self._forget(lambda _: True)
+        self.holds.keys.clear()
         self.overflowed = False
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Read all lanes from the beginning."""
-        for lane in self.lanes.values():
-            lane.floor = 0
-            lane.more = True
+        self.lanes.rewind()
 
     def _forget(self, condition: Callable[[Entry], bool]) -> None:
-        kept: deque[Entry] = deque()
-        for entry in self._ready:
-            self._keep_or_drop(entry, condition, kept)
-        self._ready = kept
+        self._ready = self._without(self._ready, condition)
         for held in self._keys.values():
-            queue: deque[Entry] = deque()
-            for entry in held.queue:
-                self._keep_or_drop(entry, condition, queue)
-            held.queue = queue
-        delayed: deque[Entry] = deque()
-        times = {id(entry): due for due, _, entry in self._delayed}
-        for _, _, entry in self._delayed:
-            self._keep_or_drop(entry, condition, delayed)
-        self._delayed = [(times[id(entry)], entry.sequence, entry) for entry in delayed]
+            held.queue = self._without(held.queue, condition)
+        kept = self._without((entry for _, _, entry in self._delayed), condition)
+        heads = {id(entry) for entry in kept}
+        self._delayed = [item for item in self._delayed if id(item[2]) in heads]
         heapq.heapify(self._delayed)
-        heads = {entry.key for _, _, entry in self._delayed}
+        waiting = {entry.key for entry in kept}
         for key, held in list(self._keys.items()):
-            if not held.batch and key not in heads:
+            if held.batch == _WAITING and key not in waiting:
                 self.free(key)
-        self.to_park = [entry for entry in self.to_park if not self._drop_if(entry, condition)]
+        self.to_park = list(self._without(self.to_park, condition))
 
-    def _keep_or_drop(
-        self, entry: Entry, condition: Callable[[Entry], bool], kept: deque[Entry]
-    ) -> None:
-        if not self._drop_if(entry, condition):
-            kept.append(entry)
-
-    def _drop_if(self, entry: Entry, condition: Callable[[Entry], bool]) -> bool:
-        if condition(entry):
-            self._unknow(entry)
-            return True
-        return False
+    def _without(
+        self, entries: Iterable[Entry], condition: Callable[[Entry], bool]
+    ) -> deque[Entry]:
+        kept: deque[Entry] = deque()
+        for entry in entries:
+            if condition(entry):
+                self._unknow(entry)
+            else:
+                kept.append(entry)
+        return kept
 
     def reads(self, *, everything: bool) -> Sequence[Read]:
-        """Choose the lanes to read next, each with a fair share of the room."""
-        lanes = [
-            lane
-            for lane in self.lanes.values()
-            if lane.surveyed and not lane.leaving and (everything or lane.more)
-        ]
-        if not lanes or self.room <= 0:
-            return ()
-        limit = max(8, self.room // len(lanes))
-        self._fetching = True
-        return [
-            Read(lane.partition, lane.floor, limit, tuple(sorted(lane.known))) for lane in lanes
-        ]
+        """Choose what to read next; until `feed` or `end_fetch` nothing is forgotten."""
+        reads = self.lanes.choose(self.room, everything=everything)
+        self._fetching = bool(reads)
+        return reads
 
     def feed(self, reads: Sequence[Read], entries: Iterable[Entry], now: float) -> int:
         """Take in what a fetch returned; return how many rows lay where all seemed finished."""
@@ -188,7 +124,7 @@ class Window:
         late = 0
         for entry in entries:
             lane = self.lanes.get(entry.partition)
-            if lane is None or lane.leaving:
+            if lane is None or lane.leaving or not lane.surveyed:
                 continue
             sequence = entry.sequence
             counts[entry.partition] = counts.get(entry.partition, 0) + 1
@@ -197,17 +133,18 @@ class Window:
                 continue
             if sequence <= lane.safe:
                 late += 1
-            if sequence > lane.highest:
-                lane.highest = sequence
-            lane.known.add(sequence)
+            lane.highest = max(lane.highest, sequence)
+            lane.known[sequence] = entry
             self._size += 1
-            if entry.wait is not None and entry.wait > 0:
-                self._delay(entry, now + entry.wait)
-            else:
-                self._ready.append(entry)
+            if entry.status == OutboxStatus.PUBLISHING and not lane.taken_over:
+                # Its last owner lived to give the partition back: nobody died of it.
+                entry.status = OutboxStatus.FAILED if entry.attempts else OutboxStatus.NEW
+            if entry.wait is not None:
+                entry.wait = now + entry.wait
+            self._ready.append(entry)
         for read in reads:
             lane = self.lanes.get(read.partition)
-            if lane is not None:
+            if lane is not None and lane.surveyed:
                 lane.more = counts.get(read.partition, 0) >= read.limit
         self.end_fetch()
         return late
@@ -219,63 +156,47 @@ class Window:
             self._unknow(entry)
         self._settled.clear()
 
-    def horizons(self, busy: Collection[int]) -> dict[int, int]:
-        """Return up to where no writer can add rows any more, by partition."""
-        return {
-            lane.partition: lane.highest
-            for lane in self.lanes.values()
-            if lane.partition not in busy
-        }
+    def take(self, limit: int, now: float, *, solo: bool = True) -> list[Entry]:
+        """Take a batch; a key that is in another batch, or waits, is passed over.
 
-    def raise_floors(self, reads: Sequence[Read], horizons: Mapping[int, int]) -> None:
-        """Skip finished rows from now on, up to horizons that the last fetch has passed."""
-        for read in reads:
-            lane = self.lanes.get(read.partition)
-            horizon = horizons.get(read.partition)
-            if lane is None or horizon is None or read.floor != lane.floor:
-                continue
-            if lane.more and lane.last < horizon:
-                continue
-            lowest = min(lane.known, default=horizon + 1)
-            lane.floor = max(lane.floor, min(lowest - 1, horizon))
-            lane.safe = max(lane.safe, lane.floor)
-
-    def take(self, limit: int, now: float) -> list[Entry]:
-        """Take a batch; a key that is in another batch, or waits, is passed over."""
+        A row that a process may have died of goes only if *solo*: nothing else is in flight.
+        """
         self._wake_delayed(now)
         self._batch += 1
         batch: list[Entry] = []
-        ready, keys, number = self._ready, self._keys, self._batch
+        ready, keys, alone, number = self._ready, self._keys, self.alone, self._batch
         while ready and len(batch) < limit:
             entry = ready.popleft()
             key = entry.key
-            if self._is_held(entry, key):
+            if entry in self.holds:
                 self.to_park.append(entry)
                 continue
-            if key is not None:
-                held = keys.get(key)
-                if held is not None and held.batch != number:
-                    self._queue(held, entry)
-                    continue
-            if entry.status == OutboxStatus.PUBLISHING and batch:
-                # A process may have died of this one: it goes alone.
+            held = keys.get(key) if key is not None else None
+            if held is not None and held.batch != number:
+                self._queue(held, entry)
+                continue
+            if entry.wait is not None and entry.wait > now:
+                self._delay(entry, entry.wait)
+                continue
+            deadly = entry.status == OutboxStatus.PUBLISHING
+            single = deadly or entry.sequence in alone
+            if single and (batch or (deadly and not solo)):
                 ready.appendleft(entry)
                 break
             if key is not None and held is None:
                 keys[key] = _Held(number)
             batch.append(entry)
-            if entry.status == OutboxStatus.PUBLISHING:
+            if single:
                 break
-        self.in_flight += len(batch)
         return batch
 
     def sample(self, limit: int, now: float) -> list[Entry]:
-        """Take a few rows of different keys and, as far as there are, different topics."""
+        """Take rows of different keys, as far as there are of different topics first."""
         self._wake_delayed(now)
         self._batch += 1
         first: list[Entry] = []
         others: list[Entry] = []
-        rest: deque[Entry] = deque()
+        rest: list[Entry] = []
         topics: set[str] = set()
         seen: set[Key] = set()
         for entry in self._ready:
@@ -283,8 +204,11 @@ class Window:
             if key is not None and (key in seen or key in self._keys):
                 rest.append(entry)
                 continue
-            if self._is_held(entry, key):
+            if entry in self.holds:
                 self.to_park.append(entry)
+                continue
+            if entry.wait is not None and entry.wait > now:
+                self._delay(entry, entry.wait)
                 continue
             if key is not None:
                 seen.add(key)
@@ -293,27 +217,16 @@ class Window:
                 first.append(entry)
             else:
                 others.append(entry)
-        chosen = (first + others)[:limit]
-        left = (first + others)[limit:]
+        candidates = first + others
+        chosen, left = candidates[:limit], candidates[limit:]
         self._ready = deque(sorted([*left, *rest], key=lambda entry: entry.sequence))
         for entry in chosen:
             if entry.key is not None:
                 self._keys[entry.key] = _Held(self._batch)
-        self.in_flight += len(chosen)
         return chosen
 
-    def _is_held(self, entry: Entry, key: Key | None) -> bool:
-        if key is not None and (key in self.blocked or key in self._held_keys):
-            return True
-        envelope = entry.envelope
-        if envelope.topic in self.held_topics or envelope.tenant_id in self.held_tenants:
-            if key is not None:
-                self._held_keys.add(key)
-            return True
-        return False
-
     def _queue(self, held: _Held, entry: Entry) -> None:
-        if not held.batch and len(held.queue) >= _QUEUE:
+        if held.batch <= _WAITING and len(held.queue) >= _QUEUE:
             held.overflow = True
         if held.overflow:
             self.to_park.append(entry)
@@ -329,14 +242,24 @@ class Window:
             self._unknow(entry)
 
     def _unknow(self, entry: Entry) -> None:
-        lane = self.lanes.get(entry.partition)
-        if lane is not None and entry.sequence in lane.known:
-            lane.known.discard(entry.sequence)
+        if self.lanes.knows(entry):
+            del self.lanes[entry.partition].known[entry.sequence]
             self._size -= 1
+            self.alone.pop(entry.sequence, None)
+
+    def _keep(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return the rows that are still ours to send; forget those that we hand over."""
+        kept = []
+        for entry in entries:
+            if self.lanes.knows(entry):
+                if self.lanes[entry.partition].leaving:
+                    self.settle(entry)
+                else:
+                    kept.append(entry)
+        return kept
 
     def land(self, batch: Sequence[Entry]) -> None:
         """All rows of a batch were confirmed: free their keys."""
-        self.in_flight -= len(batch)
         for entry in batch:
             if entry.key is not None:
                 self.free(entry.key)
@@ -348,7 +271,7 @@ class Window:
             return
         if held.overflow:
             # Rows of this key are parked: nothing of it may go before they are read again.
-            self._held_keys.add(key)
+            self.holds.keys.add(key)
             self.to_park.extend(held.queue)
             self.overflowed = True
         elif held.queue:
@@ -356,25 +279,43 @@ class Window:
 
     def give_back(self, entries: Sequence[Entry]) -> None:
         """Rows of a batch were not sent: they go first again, in order."""
-        self.in_flight -= len(entries)
         for key in {entry.key for entry in entries if entry.key is not None}:
             self.free(key)
-        mine = [entry for entry in entries if entry.partition in self.lanes]
-        self._ready.extendleft(reversed(mine))
+        self._ready.extendleft(reversed(self._keep(entries)))
 
     def delay(self, entries: Sequence[Entry], due: float) -> None:
         """The first of *entries* waits for its next attempt, the others of its key behind it."""
-        self.in_flight -= len(entries)
+        head = self._set_aside(entries, _WAITING)
+        if head is not None:
+            heapq.heappush(self._delayed, (due, head.sequence, head))
+
+    def retain(self, entries: Sequence[Entry]) -> Entry | None:
+        """Keep the first of *entries* out of batches until it lands or is given back.
+
+        The others of its key wait behind it. Returns None if it is not ours any more.
+        """
+        return self._set_aside(entries, _ASIDE)
+
+    def _set_aside(self, entries: Sequence[Entry], mark: int) -> Entry | None:
         head, *rest = entries
-        if head.partition not in self.lanes:
-            return
-        if head.key is None:
-            self._delay(head, due)
-            return
-        held = self._keys.setdefault(head.key, _Held(0))
-        held.batch = 0
-        held.queue.extendleft(reversed(rest))
-        heapq.heappush(self._delayed, (due, head.sequence, head))
+        if not self._keep([head]):
+            self.give_back(entries)
+            return None
+        if head.key is not None:
+            held = self._keys.setdefault(head.key, _Held(mark))
+            held.batch = mark
+            held.queue.extendleft(reversed(rest))
+        return head
+
+    def recall(self, entries: Sequence[Entry]) -> None:
+        """What we know of the first row is out of date: its key waits until it is read again."""
+        head, *rest = entries
+        self.settle(head)
+        if head.key is not None:
+            held = self._keys.pop(head.key, None)
+            for entry in (*rest, *(held.queue if held is not None else ())):
+                self.settle(entry)
+            self.holds.keys.add(head.key)
 
     def _delay(self, entry: Entry, due: float) -> None:
         if entry.key is not None:
@@ -382,7 +323,7 @@ class Window:
             if held is not None:
                 self._queue(held, entry)
                 return
-            self._keys[entry.key] = _Held(0)
+            self._keys[entry.key] = _Held(_WAITING)
         heapq.heappush(self._delayed, (due, entry.sequence, entry))
 
     def _wake_delayed(self, now: float) -> None:
@@ -397,8 +338,7 @@ class Window:
 
     def block(self, key: Key, behind: Sequence[Entry]) -> None:
         """A DEAD event blocks its key: what waits behind it is parked."""
-        self.in_flight -= len(behind)
-        self.blocked.add(key)
+        self.holds.block(key)
         held = self._keys.pop(key, None)
         self.to_park.extend(behind)
         if held is not None:

@@ -48,7 +48,7 @@ class KeptConnection:
             connection = await connection.execution_options(**self._options)
             await connection.run_sync(database_of(self._engine.dialect).prepare_relay)
         except BaseException:
-            await connection.close()
+            await asyncio.shield(_end(connection))
             raise
         return connection
 

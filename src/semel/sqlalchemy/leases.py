@@ -59,9 +59,12 @@ class SqlAlchemyLeases:
             conflict = None if held else await self._conflict(connection, instance.scope)
             pauses, operations = await read_control(connection)
             forgotten = self._database.later(-max(600.0, 10 * instance.lease_seconds))
-            await connection.execute(
-                delete(_instance).where(_instance.c.heartbeat_at < forgotten)
+            # Found by a plain read: a DELETE that scans waits for the rows of other heartbeats.
+            gone = await connection.scalars(
+                select(_instance.c.id).where(_instance.c.heartbeat_at < forgotten)
             )
+            if ids := list(gone):
+                await connection.execute(delete(_instance).where(_instance.c.id.in_(ids)))
         return Standing(
             leases=held,
             instances=max(1, instances or 0),
@@ -141,9 +144,7 @@ class SqlAlchemyLeases:
 
     async def _seed(self, connection: AsyncConnection, scope: str) -> None:
         known = set(
-            await connection.scalars(
-                select(_lease.c.partition_no).where(_lease.c.scope == scope)
-            )
+            await connection.scalars(select(_lease.c.partition_no).where(_lease.c.scope == scope))
         )
         missing = [
             {"scope": scope, "partition_no": number, "epoch": 0}

@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from semel.envelope import MessageEnvelope
 from semel.relay import Entry, Failure, Instance, Key, Read, Survey
 from semel.sqlalchemy.connection import KeptConnection
-from semel.sqlalchemy.leases import SqlAlchemyLeases, relay_engine
 from semel.sqlalchemy.layout import DEAD_BLOCKING, DEAD_RELEASED, HOT, PARKED, SCHEDULED
+from semel.sqlalchemy.leases import SqlAlchemyLeases, relay_engine
 from semel.sqlalchemy.tables import OutboxLease, OutboxRecord
 from semel.sqlalchemy.wakeup import WakeUp
 from semel.states import OutboxStatus
@@ -105,9 +105,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         async with self._writer.use() as connection:
             revived = await connection.execute(
                 update(_outbox)
-                .where(
-                    _outbox.c.lane.in_(lanes), _outbox.c.status != OutboxStatus.DEAD.value
-                )
+                .where(_outbox.c.lane.in_(lanes), _outbox.c.status != OutboxStatus.DEAD.value)
                 .values(lane=_outbox.c.partition_no, retry_after=null())
             )
             found = await connection.execute(
@@ -122,11 +120,10 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         return Survey(blocked=blocked, revived=revived.rowcount)
 
     async def promote(
-        self, partitions: Collection[int]
+        self, partitions: Collection[int], *, tenant_id: str | None = None
     ) -> tuple[Mapping[int, int], float | None]:
         """Move scheduled rows that are due to the hot lane."""
-        lanes = [number + SCHEDULED for number in partitions]
-        waiting = _outbox.c.lane.in_(lanes)
+        waiting = _in_lanes(partitions, SCHEDULED, tenant_id)
         wait = self._database.seconds_until(_outbox.c.available_at)
         moved: dict[int, int] = {}
         async with self._writer.use() as connection:
@@ -138,7 +135,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
                     .limit(_PROMOTE_AT_ONCE)
                 )
             ).all()
-            due = [row for row in rows if row[2] <= 0]
+            due = [row for row in rows if row[2] is None or row[2] <= 0]
             if due:
                 await connection.execute(
                     update(_outbox)
@@ -147,7 +144,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
                 )
             for sequence, number, _ in due:
                 moved[number] = min(sequence, moved.get(number, sequence))
-        later = [float(row[2]) for row in rows if row[2] > 0]
+        later = [float(row[2]) for row in rows if row[2] is not None and row[2] > 0]
         if len(due) == _PROMOTE_AT_ONCE:
             return moved, 0.0
         return moved, later[0] if later else None
@@ -162,9 +159,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
             statement = (
                 update(_outbox)
                 .where(ours)
-                .values(
-                    status=OutboxStatus.SENT.value, lane=null(), sent_at=self._database.now()
-                )
+                .values(status=OutboxStatus.SENT.value, lane=null(), sent_at=self._database.now())
             )
         else:
             statement = delete(_outbox).where(ours)
@@ -173,7 +168,12 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         return int(result.rowcount)
 
     async def begin(
-        self, instance: Instance, entries: Sequence[Entry], *, count: bool = False
+        self,
+        instance: Instance,
+        entries: Sequence[Entry],
+        *,
+        count: bool = False,
+        retry_in: float = 0.0,
     ) -> None:
         """Write PUBLISHING over NEW or FAILED."""
         statuses = [OutboxStatus.NEW.value, OutboxStatus.FAILED.value]
@@ -185,6 +185,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         }
         if count:
             values["retry_count"] = _outbox.c.retry_count + 1
+            values["retry_after"] = self._database.later(retry_in)
         async with self._writer.use() as connection:
             await connection.execute(
                 update(_outbox)
@@ -214,9 +215,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
                     update(_outbox)
                     .where(
                         _outbox.c.sequence == entry.sequence,
-                        _outbox.c.status.not_in(
-                            [OutboxStatus.SENT.value, OutboxStatus.DEAD.value]
-                        ),
+                        _outbox.c.status.not_in([OutboxStatus.SENT.value, OutboxStatus.DEAD.value]),
                     )
                     .values(
                         status=failure.status.value,
@@ -266,11 +265,15 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
                 .values(lane=_outbox.c.partition_no + PARKED)
             )
 
-    async def unpark(self, partitions: Collection[int], *, blocked: Collection[Key]) -> int:
+    async def unpark(
+        self,
+        partitions: Collection[int],
+        *,
+        blocked: Collection[Key],
+        tenant_id: str | None = None,
+    ) -> int:
         """Move parked rows back to the hot lane, but for those of blocked keys."""
-        condition: ColumnElement[bool] = _outbox.c.lane.in_(
-            [number + PARKED for number in partitions]
-        )
+        condition = _in_lanes(partitions, PARKED, tenant_id)
         if blocked:
             pair = tuple_(_outbox.c.tenant_id, _outbox.c.order_key)
             condition = and_(
@@ -291,6 +294,11 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         await self._wakeup.close()
         await self._reader.close()
         await self._writer.close()
+
+
+def _in_lanes(partitions: Collection[int], base: int, tenant_id: str | None) -> ColumnElement[bool]:
+    lanes = _outbox.c.lane.in_([number + base for number in partitions])
+    return lanes if tenant_id is None else and_(lanes, _outbox.c.tenant_id == tenant_id)
 
 
 def _entry(row: Any) -> Entry:
