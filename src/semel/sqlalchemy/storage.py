@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast
 
-from sqlalchemy import URL, Connection, Table, func, insert, inspect, make_url, select
+from sqlalchemy import URL, Connection, Dialect, Table, func, insert, inspect, make_url, select
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -82,6 +82,7 @@ class SqlAlchemyStorage:
         self._limit = max_payload_bytes
         self._unordered = tuple(unordered_topics)
         self.observer = observer
+        self._reader = self.engine.execution_options(semel_read_only=True)
         self.outbox = SqlAlchemyOutboxStore(self.engine)
         self.inbox = SqlAlchemyInboxStore(self.engine)
         self.relay = SqlAlchemyRelayStore(self.engine, notify=notify)
@@ -119,11 +120,12 @@ class SqlAlchemyStorage:
     def lend(self, uow: UnitOfWork) -> Iterator[None]:
         """While inside, commits of the unit of work's session raise."""
         info = uow.session.sync_session.info
+        before = info.get(LENT, False)
         info[LENT] = True
         try:
             yield
         finally:
-            info.pop(LENT, None)
+            info[LENT] = before
 
     def is_transient(self, error: BaseException) -> bool:
         """Tell errors after which the whole transaction may be tried again."""
@@ -137,7 +139,8 @@ class SqlAlchemyStorage:
     async def ping(self) -> None:
         """Raise `StorageError` if the database does not answer, `SchemaError` for bad tables."""
         try:
-            async with self.engine.connect() as connection:
+            async with self._reader.connect() as connection:
+                await connection.execute(select(1))
                 await connection.run_sync(check_schema)
         except DBAPIError as error:
             raise StorageError(f"the database does not answer ({describe(error)})") from None
@@ -216,6 +219,7 @@ def _make_engine(database: str | URL, options: dict[str, Any]) -> AsyncEngine:
     except ArgumentError:
         raise ConfigurationError(f"this is no database URL: {URL_HINT}") from None
     try:
+        database_of(cast("Dialect", url.get_dialect())).check_url(url)
         return create_async_engine(url, **({"hide_parameters": True} | options))
     except ModuleNotFoundError as error:
         extra = DRIVER_EXTRAS.get(str(error.name))

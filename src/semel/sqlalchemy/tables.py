@@ -158,7 +158,7 @@ class InboxRecord(Base):
     processing_duration_ms: Mapped[int | None] = mapped_column(Integer)
     payload_hash: Mapped[str | None] = mapped_column(Name(64))
     payload: Mapped[Any | None] = mapped_column(JsonDocument)
-    extra_data: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    extra_data: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     reason: Mapped[str | None] = mapped_column(Text)
 
 
@@ -181,7 +181,7 @@ class IdempotencyRecord(Base):
     token: Mapped[str] = mapped_column(Name(36))
     locked_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
     status_code: Mapped[int | None] = mapped_column(Integer)
-    headers: Mapped[Any | None] = mapped_column(JSON)
+    headers: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
     body: Mapped[bytes | None] = mapped_column(Bytes)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -204,4 +204,4 @@ class AuditRecord(Base):
     actor: Mapped[str] = mapped_column(Name(MAX_NAME))
     action: Mapped[str] = mapped_column(Name(64))
     target: Mapped[str | None] = mapped_column(Text)
-    detail: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    detail: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
