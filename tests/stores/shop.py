@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import (
     Connection,
     Engine,
@@ -103,6 +104,17 @@ def sync_engine(database: Database, **options: Any) -> Engine:
     return engine
 
 
+class Boom(Exception):  # noqa: N818  short, as it is raised all over
+    """Something goes wrong in the application."""
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Expect that the application raises `Boom` inside."""
+    with pytest.raises(Boom):
+        yield
+
+
 class Stall:
     """A commit that has written its events and waits before its COMMIT."""
 
@@ -148,7 +160,7 @@ async def stalled_commit(storage: SqlAlchemyStorage, *, key: str | None) -> Asyn
         await task
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for what only the database knows, such as that a session waits for a lock."""
     async with asyncio.timeout(PATIENCE):
         while not await condition():  # noqa: ASYNC110  the database tells nobody

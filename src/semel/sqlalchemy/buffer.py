@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakMethod
 
 from sqlalchemy import Connection, Dialect, Engine, Table, event, inspect
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.pool import Pool
 
 from semel.aggregate import HasEvents, PendingEvent
@@ -56,7 +56,7 @@ class Buffer:
         self.rows: list[NewRow] = []
         self.ids: set[str] = set()
         self.dropped: set[str] = set()
-        self.marks: list[tuple[str, int]] = []
+        self.marks: list[tuple[object, int]] = []
         self.sources: list[Source] = []
         self.emitted: list[tuple[HasEvents, PendingEvent]] = []
         self.poisoned = False
@@ -72,16 +72,16 @@ class Buffer:
         for source in self.sources:
             source.collect(self, final=final)
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: object) -> None:
         """A savepoint begins: what comes now belongs to it."""
         self.collect()
         self.marks.append((name, len(self.rows)))
 
-    def release(self, name: str) -> None:
+    def release(self, name: object) -> None:
         """A savepoint ends well: its events belong to its parent."""
         self._unwind(name)
 
-    def rewind(self, name: str) -> None:
+    def rewind(self, name: object) -> None:
         """A savepoint is rolled back: its events never happened."""
         length = self._unwind(name)
         if length is not None:
@@ -97,7 +97,7 @@ class Buffer:
                 aggregate.discard_events([pending])
         self.emitted.clear()
 
-    def _unwind(self, name: str) -> int | None:
+    def _unwind(self, name: object) -> int | None:
         for index, (known, length) in enumerate(self.marks):
             if known == name:
                 del self.marks[index:]
@@ -237,7 +237,12 @@ def _returned(_connection: Any, record: Any) -> None:
 
 def _session_committed(session: Session) -> None:
     buffer = linked(session)
-    if buffer is not None and buffer.written and not session.in_nested_transaction():
+    if buffer is None:
+        return
+    nested = session.get_nested_transaction()
+    if nested is not None:
+        buffer.release(nested)
+    elif buffer.written:
         connection: Connection = session.info[_LINK].connection
         connection.info[_WRITTEN] = (connection.dialect, buffer)
         _settle(connection.info)
@@ -278,7 +283,23 @@ def _refuse_other_database(
         )
 
 
-def _savepoint(connection: Connection, name: str) -> None:
+def _session_begun(session: Session, transaction: SessionTransaction) -> None:
+    # A session sends the SAVEPOINT only with its first statement inside, and an event is none.
+    buffer = linked(session) if transaction.nested else None
+    if buffer is not None:
+        buffer.mark(transaction)
+
+
+def _session_ended(session: Session, transaction: SessionTransaction) -> None:
+    buffer = linked(session) if transaction.nested else None
+    if buffer is not None:
+        buffer.rewind(transaction)  # unless it was released, by its commit
+
+
+def _savepoint(connection: Connection, name: str | None) -> None:
+    if name is None:
+        # SQLAlchemy tells of a savepoint before it gives it a name, by counting.
+        name = f"sa_savepoint_{vars(connection)['_Connection__savepoint_seq'] + 1}"
     # Also for a transaction without events so far: those to come belong to the savepoint.
     _buffers.setdefault(connection, Buffer()).mark(name)
 
@@ -322,3 +343,5 @@ event.listen(Pool, "checkin", _returned)
 event.listen(Session, "after_commit", _session_committed)
 event.listen(Session, "before_commit", _refuse_commit)
 event.listen(Session, "after_flush", _flushed)
+event.listen(Session, "after_transaction_create", _session_begun)
+event.listen(Session, "after_transaction_end", _session_ended)

@@ -58,7 +58,8 @@ class Sqlite(Database):
 
     def check_url(self, url: URL) -> None:
         """Refuse databases in memory."""
-        if url.database in (None, "", ":memory:") or "mode=memory" in str(url.database):
+        name = url.database or ":memory:"
+        if ":memory:" in name or "mode=memory" in name or url.query.get("mode") == "memory":
             raise ConfigurationError(
                 "SQLite in memory is one connection that all tasks share: a rollback in one "
                 "would undo the work of another. Use a file, such as "
