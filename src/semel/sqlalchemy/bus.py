@@ -27,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from semel.errors import StorageError, describe
 from semel.sqlalchemy.bus_groups import SqlAlchemyGroups
@@ -36,7 +36,7 @@ from semel.sqlalchemy.types import UtcDateTime
 from semel.sqlalchemy.wakeup import Signal
 
 CHANNEL = "semel_bus"
-Cause = Literal["refused", "busy", "schema", "commit", "unavailable"]
+Cause = Literal["refused", "busy", "schema", "commit", "denied"]
 
 _partition = cast("Table", BusPartition.__table__)
 _message = cast("Table", BusMessage.__table__)
@@ -79,7 +79,7 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
             return "refused"
         if isinstance(error, DBAPIError) and self._database.is_missing_table(error):
             return "schema"
-        return "busy" if self._database.is_transient(error) else "unavailable"
+        return "busy" if self._database.is_transient(error) else "denied"
 
     async def ping(self) -> None:
         """Raise if the database does not answer or has no tables of the bus."""
@@ -111,17 +111,27 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
     async def append(self, messages: Sequence[NewMessage]) -> None:
         """Add messages to the ends of their logs, all or none, in the given order."""
         async with self._engine.connect() as connection:
-            transaction = await connection.begin()
             try:
-                await connection.run_sync(self._append, messages)
-            except BaseException:
-                await transaction.rollback()
+                await self._commit(connection, messages)
+            except Exception:
                 raise
-            try:
-                await transaction.commit()
-            except Exception as error:
-                raise CommitLostError(f"no answer to COMMIT ({describe(error)})") from error
+            except BaseException:
+                # Cancelled: the answer may still be under way, so the connection is not reused.
+                await connection.invalidate()
+                raise
         self.signal.send()
+
+    async def _commit(self, connection: AsyncConnection, messages: Sequence[NewMessage]) -> None:
+        transaction = await connection.begin()
+        try:
+            await connection.run_sync(self._append, messages)
+        except Exception:
+            await transaction.rollback()
+            raise
+        try:
+            await transaction.commit()
+        except Exception as error:
+            raise CommitLostError(f"no answer to COMMIT ({describe(error)})") from error
 
     def _append(self, connection: Connection, messages: Sequence[NewMessage]) -> None:
         counts = Counter(message.partition_id for message in messages)
@@ -131,6 +141,7 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
                 _partition.c.id,
                 _partition.c.next_position,
                 type_coerce(self._database.now(), UtcDateTime),
+                *self._database.lock_guards(),
             )
             .where(_partition.c.id.in_(sorted(counts)))
             .order_by(_partition.c.id)

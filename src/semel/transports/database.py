@@ -29,7 +29,7 @@ from semel.transports.base import BaseMessageBus, Outcomes
 from semel.transports.database_subscription import DatabaseSubscription, Pace
 from semel.wire import Mode, WireMessage
 
-Cause = Literal["encoding", "too_large", "refused", "busy", "schema", "unavailable", "commit"]
+Cause = Literal["encoding", "too_large", "refused", "busy", "schema", "denied", "commit"]
 
 #: What a publisher is told, by cause; `docs/transports/database.md` explains each.
 ERRORS: Mapping[Cause, PublishErrorKind] = MappingProxyType(
@@ -39,7 +39,7 @@ ERRORS: Mapping[Cause, PublishErrorKind] = MappingProxyType(
         "refused": "permanent",
         "busy": "destination",
         "schema": "destination",
-        "unavailable": "destination",
+        "denied": "destination",
         "commit": "unknown",
     }
 )

@@ -60,6 +60,17 @@ class Log:
         # Positions were added in ascending order, so the first is the lowest.
         return next(iter(self._entries), self.fetched)
 
+    @property
+    def ready(self) -> int:
+        """How many messages may be delivered now."""
+        if all(entry.is_due for entry in self.waiting):
+            return len(self.waiting)
+        late = {entry.wire.key for entry in self.waiting if not entry.is_due}
+        return sum(
+            entry.is_due and (entry.wire.key is None or entry.wire.key not in late)
+            for entry in self.waiting
+        )
+
     def mark(self, delivered: int | None = None) -> tuple[int, int, int, int]:
         """Return what to store about this log."""
         known = self.delivered if delivered is None else delivered

@@ -64,14 +64,19 @@ class Share:
     def put_back(self, entry: Entry, *, due: bool) -> None:
         """Deliver *entry* again."""
         entry.log.put_back(entry, due=due)
-        self.open -= 1
-        self.ready += not entry.log.leaving
+        self._count()
 
-    def feed(self, log: Log, rows: Sequence[Row], *, more: bool) -> None:
-        """Add what was fetched of *log*, if it is still ours."""
-        log.more = more
-        if self.logs.get(log.partition_id) is log:
-            log.feed(rows)
+    def revive(self, entry: Entry) -> None:
+        """The delay of *entry* is over."""
+        entry.is_due = True
+        self._count()
+
+    def feed(self, found: Sequence[tuple[Log, Sequence[Row]]], *, limit: int) -> None:
+        """Add what was fetched of logs, up to *limit* of each, if they are still ours."""
+        for log, rows in found:
+            log.more = len(rows) == limit
+            if self.logs.get(log.partition_id) is log:
+                log.feed(rows)
         self._count()
 
     async def tick(self) -> None:
@@ -136,7 +141,7 @@ class Share:
     def _count(self) -> None:
         logs = self.logs.values()
         self.staying = [log for log in logs if not log.leaving]
-        self.ready = sum(len(log.waiting) for log in self.staying)
+        self.ready = sum(log.ready for log in self.staying)
         self.open = sum(log.open for log in logs)
         self.held = sum(log.held for log in logs)
         self.has_more = any(log.more for log in self.staying)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from semel.sqlalchemy.bus_groups import Member, Row
 
 _BREATH = 64  # deliveries after which other tasks get their turn
+_WINDOW = 20  # messages in memory at least, so that a small prefetch does not mean many fetches
 _GAP_SECONDS = 0.005  # the shortest time between two fetches if the first found nothing
 _BUSY_SECONDS = 0.02  # the first pause without a message; each next one is longer
 _TROUBLE_SECONDS = 5.0  # the longest pause while the database does not answer
@@ -36,7 +37,7 @@ class DatabaseSubscription:
     """Delivers what it reads of its logs, and stores how far they are acked.
 
     One task talks to the database, one statement after the other; deliveries and acks never
-    wait for it. At most *prefetch* deliveries are open, twice as many are in memory.
+    wait for it. At most *prefetch* deliveries are open, about twice as many are in memory.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class DatabaseSubscription:
         self._store = store
         self._share = Share(store, member)
         self._prefetch = prefetch
+        self._window = max(_WINDOW, 2 * prefetch)
         self._pace = pace
         self._on_change = on_change
         self._clock = SystemClock()
@@ -160,7 +162,7 @@ class DatabaseSubscription:
         self._arrived.set()
 
     def _due(self, entry: Entry) -> None:
-        entry.is_due = True
+        self._share.revive(entry)
         self._arrived.set()
 
     def _take(self) -> Entry | None:
@@ -227,9 +229,7 @@ class DatabaseSubscription:
     def _may_fetch(self) -> bool:
         share = self._share
         return (
-            bool(share.staying)
-            and share.ready <= self._prefetch // 2
-            and share.held < 2 * self._prefetch
+            bool(share.staying) and share.ready <= self._window // 4 and share.held < self._window
         )
 
     def _wants_more(self) -> bool:
@@ -239,7 +239,7 @@ class DatabaseSubscription:
         """Read the logs that have more or, after a signal, all of them."""
         self._woken = False
         chosen = [log for log in self._share.staying if everything or log.more]
-        limit = max(1, (2 * self._prefetch - self._share.held) // len(chosen))
+        limit = max(1, (self._window - self._share.held) // len(chosen))
         found: dict[int, list[Row]] = {log.partition_id: [] for log in chosen}
         for row in await self._store.fetch(
             [(log.partition_id, log.fetched, limit) for log in chosen]
@@ -250,9 +250,7 @@ class DatabaseSubscription:
             # Stored before the delivery: a message that kills the process is not new afterwards.
             log.delivered = max(log.delivered, found[log.partition_id][-1].position + 1)
         await self._commit(fresh)
-        for log in chosen:
-            rows = found[log.partition_id]
-            self._share.feed(log, rows, more=len(rows) == limit)
+        self._share.feed([(log, found[log.partition_id]) for log in chosen], limit=limit)
         self._arrived.set()
         now = self._clock.monotonic()
         self._fetch_at = now if fresh else now + _GAP_SECONDS
