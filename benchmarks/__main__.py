@@ -17,7 +17,9 @@ RESULTS = Path(__file__).parent / "results" / "latest.json"
 def _database() -> str:
     url = os.environ.get("SEMEL_TEST_POSTGRES_URL")
     if not url:
-        sys.exit("no PostgreSQL: run `make bench`, which starts one, or set SEMEL_TEST_POSTGRES_URL")
+        sys.exit(
+            "no PostgreSQL: run `make bench`, which starts one, or set SEMEL_TEST_POSTGRES_URL"
+        )
     return url.replace("postgresql://", "postgresql+asyncpg://", 1)
 
 

@@ -60,10 +60,12 @@ class Result:
 
 
 class Sink:
-    """A broker that accepts everything."""
+    """A broker that accepts everything, and says when it has *wanted* messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: int) -> None:
         self.count = 0
+        self.full = asyncio.Event()
+        self._wanted = wanted
 
     async def start(self) -> None: ...
 
@@ -78,6 +80,8 @@ class Sink:
         self, messages: Sequence[MessageEnvelope]
     ) -> Sequence[PublishError | None]:
         self.count += len(messages)
+        if self.count >= self._wanted:
+            self.full.set()
         return [None] * len(messages)
 
     async def subscribe(self, topic: str, *, group: str, prefetch: int = 100) -> Any:
@@ -138,7 +142,7 @@ async def _plain_loop(storage: SqlAlchemyStorage) -> float:
 
 async def _projector(storage: SqlAlchemyStorage) -> float:
     await _fill(storage)
-    sink = Sink()
+    sink = Sink(EVENTS)
     projector = OutboxProjector(
         message_bus=sink,
         tenant_id=None,
@@ -147,8 +151,7 @@ async def _projector(storage: SqlAlchemyStorage) -> float:
     )
     started = time.perf_counter()
     task = asyncio.create_task(projector.run_forever())
-    while sink.count < EVENTS:
-        await asyncio.sleep(0.005)
+    await sink.full.wait()
     seconds = time.perf_counter() - started
     await projector.stop()
     await task

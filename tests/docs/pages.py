@@ -30,8 +30,7 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page that a reader may come across."""
-    top = [path for path in ROOT.glob("*.md")]
-    return sorted([*top, *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
 
 def blocks(*kinds: str) -> Iterator[Block]:

@@ -68,9 +68,7 @@ def make_hub(settings: dict[str, Any]) -> Hub:
     @consumer.on("Appended")
     async def append(payload: dict, uow: SQLAlchemyUnitOfWork) -> None:  # type: ignore[type-arg]
         uow.session.add(
-            Effect(
-                consumer=settings["group"], key=payload["key"], version=payload["version"]
-            )
+            Effect(consumer=settings["group"], key=payload["key"], version=payload["version"])
         )
 
     return hub

@@ -55,7 +55,7 @@ class Workload:
 
     async def write(self, events: int, *, per_transaction: int = 20, pause: float = 0.0) -> None:
         """Commit *events* events; a tenth as many are rolled back on the way."""
-        chance = random.Random(self.seed)  # noqa: S311  a test
+        chance = random.Random(self.seed)
         written = 0
         while written < events:
             undone = chance.random() < 0.1

@@ -78,9 +78,7 @@ async def main() -> None:
         nonlocal runs
         runs += 1
         payload = event.payload
-        uow.session.add(
-            Effect(consumer="shop", key=payload["key"], version=payload["version"])
-        )
+        uow.session.add(Effect(consumer="shop", key=payload["key"], version=payload["version"]))
         await uow.session.flush()
         if moment == "in-handler" and runs == _DEATH:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -25,9 +25,7 @@ def _broker(name: str, *marks: pytest.MarkDecorator) -> Any:
     return pytest.param(name, marks=[*own, *marks], id=name)
 
 
-EVERY = [
-    _broker(name) for name in ("kafka", "rabbitmq", "pulsar", "nats", "redis", "database")
-]
+EVERY = [_broker(name) for name in ("kafka", "rabbitmq", "pulsar", "nats", "redis", "database")]
 #: A client of Kafka or Pulsar is told the broker's own address, so it goes round a proxy.
 BEHIND_A_PROXY = [_broker(name) for name in ("rabbitmq", "nats", "redis")]
 SERVERS = [_broker(name) for name in ("kafka", "rabbitmq", "pulsar", "nats", "redis")]
@@ -44,9 +42,7 @@ async def workload(postgres: Database, tmp_path: Path) -> AsyncIterator[MakeWork
         async def make(broker: str, url: str | None = None, **options: Any) -> Workload:
             if url is None:
                 url = "database://" if broker == "database" else service_url(broker)
-            made = Workload(
-                storage, url, tmp_path, options={**OPTIONS.get(broker, {}), **options}
-            )
+            made = Workload(storage, url, tmp_path, options={**OPTIONS.get(broker, {}), **options})
             await made.prepare()
             return made
 
@@ -56,7 +52,7 @@ async def workload(postgres: Database, tmp_path: Path) -> AsyncIterator[MakeWork
 def tell(broker: str, workload: Workload, started: float) -> None:
     events = sum(workload.versions.values())
     seconds = time.monotonic() - started
-    print(  # noqa: T201  figures of the run
+    print(
         f"\n{broker}: {events} events, {len(workload.versions)} keys, 2 groups in "
         f"{seconds:.1f} s; {workload.killed} processes killed; 0 lost, 0 twice, in order"
     )
@@ -103,7 +99,7 @@ async def test_connections_cut(broker: str, workload: MakeWorkload) -> None:
     started = time.monotonic()
     async with Proxy.before(service_url(broker)) as proxy:
         work = await workload(broker, proxy.url)
-        chance = random.Random(2)  # noqa: S311  a test
+        chance = random.Random(2)
 
         async def cut() -> None:
             if chance.random() < 0.5:
@@ -121,13 +117,11 @@ async def test_connections_cut(broker: str, workload: MakeWorkload) -> None:
 
 
 @pytest.mark.parametrize("broker", EVERY)
-async def test_processes_killed_and_groups_rebalanced(
-    broker: str, workload: MakeWorkload
-) -> None:
-    """Every two seconds a process is killed or stopped and replaced: groups rebalance all the time."""
+async def test_processes_killed_and_groups_rebalanced(broker: str, workload: MakeWorkload) -> None:
+    """Every two seconds a process is killed or stopped and replaced; groups rebalance."""
     work = await workload(broker)
     started = time.monotonic()
-    chance = random.Random(3)  # noqa: S311  a test
+    chance = random.Random(3)
 
     async def disturb() -> None:
         name = chance.choice(sorted(work.workers))

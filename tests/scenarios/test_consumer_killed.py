@@ -79,9 +79,7 @@ async def test_consumer_killed(database: Database, moment: str, tmp_path: Path) 
                 await heir.wait()
         async with storage.engine.connect() as connection:
             rows = (
-                await connection.execute(
-                    select(Effect.key, Effect.version).order_by(Effect.number)
-                )
+                await connection.execute(select(Effect.key, Effect.version).order_by(Effect.number))
             ).all()
 
     assert -signal.SIGKILL == code, log.read_text()

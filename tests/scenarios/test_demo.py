@@ -75,9 +75,7 @@ async def test_audit_finds_a_lost_effect(story: Story) -> None:
 async def test_audit_finds_a_double_effect(story: Story) -> None:
     """An order that took effect twice is told."""
     async with story.storage.engine.begin() as connection:
-        await connection.execute(
-            insert(Reservation).values(order_id="o2", customer="c", version=2)
-        )
+        await connection.execute(insert(Reservation).values(order_id="o2", customer="c", version=2))
 
     assert ["0 events came more than once, 1 took effect twice"] == await broken(story)
 
@@ -97,9 +95,7 @@ async def test_audit_finds_a_wrong_order(story: Story) -> None:
             select(Reservation.number).where(Reservation.order_id == "o1")
         )
         await connection.execute(delete(Reservation).where(Reservation.number == first))
-        await connection.execute(
-            insert(Reservation).values(order_id="o1", customer="c", version=1)
-        )
+        await connection.execute(insert(Reservation).values(order_id="o1", customer="c", version=1))
 
     assert ["1 customers, each one's orders in order"] == await broken(story)
 

@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from sqlalchemy.exc import SQLAlchemyError
 
 from semel.errors import SemelError, describe, redact
+from semel.sqlalchemy.storage import DATABASE_ERRORS
 
 _errors = Console(stderr=True)
 
@@ -22,7 +22,7 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (SemelError, SQLAlchemyError, OSError) as error:
+    except (SemelError, *DATABASE_ERRORS) as error:
         text = redact(str(error)) if isinstance(error, SemelError) else describe(error)
         _errors.print("[bold red]error:[/]", escape(text), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
