@@ -1,6 +1,7 @@
 """Frames, confirms and returns of AMQP, without a server."""
 
 import asyncio
+from pathlib import Path
 
 import aiormq
 import pytest
@@ -11,6 +12,7 @@ from pamqp.header import ContentHeader
 from semel.transports.amqp import BatchChannel, supports_batches
 from semel.transports.amqp_frames import Encoder, Outgoing
 from semel.transports.amqp_single import SingleChannel, is_blocked
+from semel.transports.rabbitmq_errors import ERRORS
 
 
 def outgoing(number=1, **fields):
@@ -401,3 +403,14 @@ async def test_fallback_outcomes():
     results = await channel.publish([outgoing(n) for n in range(1, 6)])
     assert [None, "destination", "transient", "unknown", "unknown"] == kinds(results)
     assert [(f"m{n}", True) for n in range(1, 6)] == fake.published
+
+
+# The documentation
+
+
+def test_errors_are_documented():
+    """The page has every row of the table of errors, and no other."""
+    page = Path(__file__).parents[2] / "docs/transports/rabbitmq.md"
+    section = page.read_text().partition("## Errors")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    assert rows == [f"| {name} | {kind} | {text} |" for name, (kind, text) in ERRORS.items()]

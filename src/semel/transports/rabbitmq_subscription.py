@@ -14,12 +14,13 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from semel.errors import BusError, SemelError, describe
 from semel.transports.rabbitmq_errors import TROUBLE, calling
+from semel.transports.rabbitmq_link import CALL_SECONDS
 from semel.transports.rabbitmq_topology import Queue
 from semel.wire import WireMessage
 
 _logger = logging.getLogger("semel.transports.rabbitmq")
 _KEYS = ("cloudEvents_partitionkey", "cloudEvents:partitionkey", "ce_partitionkey")
-_MAX_WAIT_SECONDS = 10.0
+_MAX_WAIT_SECONDS = 3.0
 _BREATH = 64  # deliveries after which other tasks get their turn
 
 
@@ -130,7 +131,9 @@ class RabbitMQSubscription:
             wait = 0.05
             while True:
                 try:
-                    await calling(self._attach())
+                    # A broker that has just started may leave a question unanswered.
+                    async with asyncio.timeout(CALL_SECONDS):
+                        await calling(self._attach())
                 except (SemelError, *TROUBLE) as error:
                     _logger.warning("queue %s: cannot consume: %s", self.name, describe(error))
                     await asyncio.sleep(wait)
