@@ -140,7 +140,7 @@ async def test_the_database_is_cut_off(postgres: Database) -> None:
                 with pytest.raises(BusError):
                     await bus.ping()
                 async with asyncio.timeout(10):
-                    while subscription.is_connected():  # noqa: ASYNC110  no event tells it
+                    while subscription.is_connected():
                         await asyncio.sleep(0.01)
                 proxy.refuse = False
                 await bus.publish_many([second, third])

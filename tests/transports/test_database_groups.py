@@ -8,7 +8,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 
 from semel.errors import BusError
 from semel.sqlalchemy.bus_tables import BusGroup, BusMember
@@ -105,10 +105,23 @@ async def test_a_lease_that_was_lost_while_asleep(storage, topic):
             )
         await held.ack()
         async with asyncio.timeout(10):
-            while sleeper.partitions:  # noqa: ASYNC110  no event tells it
+            while sleeper.partitions:
                 await asyncio.sleep(0.01)
         (seat,) = await bus._opened.seats(sleeper.member)
         assert (0, "other") == (seat.position, seat.owner)
+
+
+@sqlite
+async def test_a_group_is_deleted(storage, topic):
+    """A subscription whose group an operator deleted ends, so that its consumer subscribes anew."""
+    async with DatabaseMessageBus(storage, lease_seconds=1) as bus:
+        reader = await read(bus, topic, f"g-{topic}")
+        async with storage.engine.begin() as connection:
+            await connection.execute(delete(BusGroup).where(BusGroup.group_name == f"g-{topic}"))
+        await reader.ended()
+        await bus.publish(message(topic))
+        async with await read(bus, topic, f"g-{topic}") as reader:
+            await reader.messages(1)
 
 
 async def test_members_get_fair_shares(storage, topic):
@@ -118,7 +131,7 @@ async def test_members_get_fair_shares(storage, topic):
 
         async def shares(*sizes: int) -> None:
             async with asyncio.timeout(15):
-                while sizes != tuple(sorted(len(m.partitions) for m in members)):  # noqa: ASYNC110
+                while sizes != tuple(sorted(len(m.partitions) for m in members)):
                     await asyncio.sleep(0.01)
 
         await shares(2, 2, 3)

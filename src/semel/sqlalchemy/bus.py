@@ -152,10 +152,19 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
         positions = {row.id: row.next_position for row in locked}
         created = locked[0][2]
         rows = []
-        for message in messages:
-            position = positions[message.partition_id]
-            positions[message.partition_id] = position + 1
-            rows.append({**message._asdict(), "position": position, "created_at": created})
+        for identity, key, headers, body in messages:
+            position = positions[identity]
+            positions[identity] = position + 1
+            rows.append(
+                {
+                    "partition_id": identity,
+                    "position": position,
+                    "message_key": key,
+                    "headers": headers,
+                    "body": body,
+                    "created_at": created,
+                }
+            )
         self._database.insert_rows(connection, _message, rows)
         parameters: dict[str, Any] = {}
         for number, (identity, position) in enumerate(positions.items()):

@@ -8,8 +8,9 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 from uuid import uuid4
@@ -48,6 +49,7 @@ _ATTEMPTS = 3
 _BATCH_BYTES = 8 * 1024 * 1024
 _CLEANUP_SECONDS = 60.0
 _CLEANUP_ROWS = 1000
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 _logger = logging.getLogger("semel.bus")
 
 
@@ -163,19 +165,18 @@ class DatabaseMessageBus(BaseMessageBus):
         for index, wire in batch:
             if not outcomes.admits(index):
                 continue
-            headers = json.dumps(dict(wire.headers), separators=(",", ":"))
+            headers = _to_json(wire.headers)
             size = len(wire.body) + len(headers)
             if size > self._limit:
                 text = f"the message has {size} bytes, the limit of this bus is {self._limit}"
                 outcomes.fail(index, PublishError(text, kind=ERRORS["too_large"]))
             else:
                 sized.append((index, wire, headers))
-        try:
-            for topic in {wire.topic for _, wire, _ in sized}:
-                await self._logs(topic)
-        except Exception as error:  # noqa: BLE001  whatever it is, nothing was sent
-            _fail([index for index, _, _ in sized], outcomes, self._error(error))
-            return
+        for topic in {wire.topic for _, wire, _ in sized} - self._topics.keys():
+            failure = await self._attempt(partial(self._logs, topic))
+            if failure is not None:
+                _fail([index for index, _, _ in sized], outcomes, failure)
+                return
         rows = [
             (index, self._row(wire, headers, outcomes.messages[index]))
             for index, wire, headers in sized
@@ -193,7 +194,8 @@ class DatabaseMessageBus(BaseMessageBus):
     ) -> PublishError | None:
         """Store a chunk; return the trouble that makes it useless to go on."""
         admitted = [(index, row) for index, row in chunk if outcomes.admits(index)]
-        failure = await self._store_rows([row for _, row in admitted])
+        rows = [row for _, row in admitted]
+        failure = await self._attempt(lambda: self._opened.append(rows)) if rows else None
         if failure is None:
             return None
         if failure.kind != "permanent":
@@ -210,11 +212,11 @@ class DatabaseMessageBus(BaseMessageBus):
                 return trouble
         return None
 
-    async def _store_rows(self, rows: Sequence[NewMessage]) -> PublishError | None:
+    async def _attempt(self, work: Callable[[], Awaitable[object]]) -> PublishError | None:
+        """Do *work*, again if the database was busy; return what is wrong in the end."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                if rows:
-                    await self._opened.append(rows)
+                await work()
             except Exception as error:  # noqa: BLE001  classified
                 if attempt == _ATTEMPTS or self._opened.cause(error) != "busy":
                     return self._error(error)

@@ -30,6 +30,7 @@ class Share:
         self.member = member
         self.logs: dict[int, Log] = {}
         self.staying: list[Log] = []  # without those that we give up
+        self.is_gone = False
         self.next_tick = 0.0
         self.ready = self.open = self.held = 0
         self.has_more = False
@@ -84,6 +85,7 @@ class Share:
         began = self._clock.monotonic()
         seats, members = await self._store.heartbeat(self.member)
         self._deadline = began + self.member.lease_seconds
+        self.is_gone = not seats
         self._adopt(seats)
         smaller, larger = divmod(len(seats), len(members))
         size = smaller + (members.index(self.member.id) < larger)

@@ -277,6 +277,10 @@ class DatabaseSubscription:
     async def _tick(self) -> None:
         self._shuffled = False
         await self._share.tick()
+        if self._share.is_gone:
+            # Whoever subscribes again makes it known again.
+            _logger.error("group %s of %s was deleted", self.member.group, self.member.topic)
+            self._stop.set()
         self._arrived.set()
 
     async def _hand_over(self) -> None:
