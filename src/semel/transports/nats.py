@@ -24,6 +24,7 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from semel.envelope import check_name
 from semel.errors import BusError, ConfigurationError, InvalidMessageError, PublishError, describe
 from semel.transports.base import BaseMessageBus, Outcomes
+from semel.transports.nats_delivery import KEY_HEADER
 from semel.transports.nats_publishing import Batch, Flights, classify
 from semel.transports.nats_subscription import NatsSubscription
 from semel.wire import Mode, WireMessage
@@ -34,7 +35,6 @@ _STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _UNFIT = re.compile(r"[\s*>\x7f-\x9f]|^[.$]|\.\.|\.$")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/-]+\Z")
 _DAY = 24 * 3600.0
-KEY_HEADER = "Semel-Key"  # for the modes whose headers say nothing about the key
 
 
 class NatsMessageBus(BaseMessageBus):

@@ -110,8 +110,8 @@ class Flights:
 
     def note(self, error: Exception) -> None:
         """Take in what the server says without being asked: it answers no publisher."""
-        text = describe(error)
-        if "Permissions Violation for Publish" in text:
+        text = describe(error).lower()  # as some versions of the client give it
+        if "permissions violation for publish" in text:
             for batch in set(self._flying.values()):
                 batch.denied(text)
 
@@ -173,7 +173,7 @@ class Batch:
     def denied(self, text: str) -> None:
         """Fail what the server refused for lack of rights; it names the subject only."""
         for token, item in list(self._in_flight.items()):
-            if f'"{item.subject}"' in text:
+            if f'"{item.subject}"'.lower() in text:
                 self._flights.forget(token)
                 del self._in_flight[token]
                 self._fail(item, _failure("permission", text))

@@ -12,13 +12,11 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2s
 from typing import Any, Self
-from urllib.parse import unquote
 from uuid import uuid4
 
 import nats.errors
@@ -30,8 +28,8 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from semel.errors import BusError, describe
+from semel.transports.nats_delivery import Lane, NatsDelivery
 from semel.transports.nats_members import HELLO_SECONDS, Members
-from semel.wire import WireMessage
 
 _logger = logging.getLogger("semel.nats")
 # One message per request: a server (2.9) that finds a request of somebody who left drops the
@@ -41,17 +39,6 @@ _ASK_SECONDS = 6.0
 _CONFIRM_SECONDS = 5.0
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 _TROUBLE = (nats.errors.Error, OSError, TimeoutError)
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """One partition of the topic."""
-
-    number: int
-    consumer: str
-    interest: Interest | None = None  # where its messages arrive, while it is ours
-    asked_until: float = 0.0
-    held: NatsDelivery | None = None
 
 
 class NatsSubscription:
@@ -81,7 +68,7 @@ class NatsSubscription:
         # A name's dots would be taken for the end of it, and others are refused.
         digest = blake2s(f"{topic}\0{group}".encode(), digest_size=6).hexdigest()
         name = f"{_UNFIT.sub('_', group)[:40]}-{digest}"
-        self._lanes = [_Lane(n, f"{name}-p{n}") for n in range(len(subjects))]
+        self._lanes = [Lane(n, f"{name}-p{n}") for n in range(len(subjects))]
         self._id = uuid4().hex
         self._members = Members(client, f"_SEMEL.{stream}.{digest}", self._id, self._poke_now)
         self._ready: deque[NatsDelivery] = deque()
@@ -208,7 +195,7 @@ class NatsSubscription:
             delivery.lane.held = None
         self._arrived.set()
 
-    async def _receive(self, lane: _Lane, interest: list[Interest], message: Msg) -> None:
+    async def _receive(self, lane: Lane, interest: list[Interest], message: Msg) -> None:
         if not message.reply.startswith("$JS.ACK."):
             self._read_status(lane, message)
             return
@@ -224,7 +211,7 @@ class NatsSubscription:
         self._ready.append(lane.held)
         self._arrived.set()
 
-    def _read_status(self, lane: _Lane, message: Msg) -> None:
+    def _read_status(self, lane: Lane, message: Msg) -> None:
         headers = message.headers or {}
         status, text = headers.get("Status"), headers.get("Description", "")
         if status == "100":
@@ -274,11 +261,11 @@ class NatsSubscription:
             if lane not in others and lane.held is None and now >= lane.asked_until:
                 await self._ask(lane)
 
-    async def _ask_again(self, lane: _Lane) -> None:
+    async def _ask_again(self, lane: Lane) -> None:
         if lane.interest is not None and not self._closed:
             await self._ask(lane)
 
-    async def _ask(self, lane: _Lane) -> None:
+    async def _ask(self, lane: Lane) -> None:
         if lane.interest is None:
             # The callback learns by this list which of the lane's interests it serves.
             cell: list[Interest] = []
@@ -293,7 +280,7 @@ class NatsSubscription:
             reply=lane.interest.subject,
         )
 
-    async def _release(self, lanes: Sequence[_Lane]) -> None:
+    async def _release(self, lanes: Sequence[Lane]) -> None:
         """Ask no more; what was not handed out goes back, what was stays until it is acked."""
         leaving: list[Any] = []  # its drain() has no types
         for lane in lanes:
@@ -320,52 +307,3 @@ class NatsSubscription:
         for lane in self._lanes:
             if lane.held is not None:
                 await self._client.publish(lane.held.reply, b"+WPI")
-
-
-class NatsDelivery:
-    """One message in our hands."""
-
-    __slots__ = ("_attempt", "_subscription", "_wire", "lane", "reply", "sequence")
-
-    def __init__(
-        self,
-        subscription: NatsSubscription,
-        lane: _Lane,
-        message: Msg,
-        sequence: int,
-        attempt: int,
-    ) -> None:
-        self._subscription = subscription
-        self._attempt = attempt
-        self._wire = _wire(subscription.topic, message.headers or {}, message.data)
-        self.lane = lane
-        self.reply = message.reply
-        self.sequence = sequence
-
-    @property
-    def wire(self) -> WireMessage:
-        """The bytes and headers."""
-        return self._wire
-
-    @property
-    def attempt(self) -> int:
-        """How often the server has delivered this."""
-        return self._attempt
-
-    async def ack(self) -> None:
-        """Never deliver this again to this group; returns when the server has confirmed it."""
-        await self._subscription.confirm(self)
-
-    async def nack(self, *, delay: float = 0.0) -> None:
-        """Deliver this again, not before *delay* seconds."""
-        await self._subscription.hand_back(self, delay)
-
-
-def _wire(topic: str, headers: Mapping[str, str], body: bytes) -> WireMessage:
-    plain = {
-        name: value
-        for name, value in headers.items()
-        if not name.startswith("Nats-") and name != "Semel-Key"
-    }
-    key = headers.get("ce-partitionkey") or headers.get("Semel-Key")
-    return WireMessage(topic, None if key is None else unquote(key), plain, body)

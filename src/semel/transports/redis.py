@@ -235,8 +235,9 @@ class RedisMessageBus(BaseMessageBus):
         trouble: PublishError | None = None
         for position, text in refused:
             reason = exceptions.ResponseError(text.decode("utf-8", "replace"))
-            trouble = PublishError(describe(reason), kind=classify(reason))
-            outcomes.fail(indexes[int(position)], trouble)
+            if outcomes.admits(indexes[int(position)]):
+                trouble = PublishError(describe(reason), kind=classify(reason))
+                outcomes.fail(indexes[int(position)], trouble)
         return trouble if len(refused) == len(indexes) else None
 
     async def _add(self, streams: list[str], arguments: list[int | bytes]) -> list[Any]:

@@ -8,7 +8,6 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Self
 from uuid import uuid4
@@ -18,7 +17,7 @@ from redis import exceptions
 from semel.errors import BusError, describe
 from semel.transports import redis_scripts as scripts
 from semel.transports.redis_acks import Acks
-from semel.wire import WireMessage
+from semel.transports.redis_delivery import Entry, Lane, RedisDelivery, to_wire
 
 _logger = logging.getLogger("semel.redis")
 # One name for all members: the lease says whose a partition is, and no names are left behind.
@@ -27,33 +26,6 @@ _BLOCK_MS = 500
 _PAGE = 500
 _TRIM_SECONDS = 5.0
 _TROUBLE = (exceptions.RedisError, OSError, TimeoutError)
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """One partition of the topic."""
-
-    number: int
-    key: str
-    token: str = ""  # of our lease; empty if it is not ours
-    next_pending: str | None = "-"  # from where to look for what nobody acked; None: done
-    last_id: str = "0-0"
-    leaving: bool = False
-    open: int = 0  # deliveries that a consumer has in hand
-
-
-@dataclass(slots=True, eq=False, order=False)
-class _Entry:
-    number: int
-    id: str
-    lane: _Lane
-    token: str
-    wire: WireMessage
-    attempt: int
-    block: str = field(default="")  # what a delay of this entry holds back
-
-    def __lt__(self, other: _Entry) -> bool:
-        return self.number < other.number
 
 
 class RedisSubscription:
@@ -78,14 +50,14 @@ class RedisSubscription:
         self._claim_after = claim_after
         self._keep_length = keep
         self._control = [f"{base}:members:{group}", f"{base}:leases:{group}"]
-        self._lanes = [_Lane(n, key) for n, key in enumerate(streams)]
+        self._lanes = [Lane(n, key) for n, key in enumerate(streams)]
         self._id = uuid4().hex
         self._acks = Acks(client, group, CONSUMER)
         self._scripts = {
             name: client.register_script(getattr(scripts, name))
             for name in ("TICK", "LEAVE", "READ", "RECOVER", "TRIM", "LAG")
         }
-        self._ready: list[_Entry] = []
+        self._ready: list[Entry] = []
         self._delayed: Counter[str] = Counter()
         self._open: set[RedisDelivery] = set()
         self._numbers = count()
@@ -186,7 +158,7 @@ class RedisSubscription:
             del self._delayed[block]
         self._arrived.set()
 
-    def _settle(self, delivery: RedisDelivery) -> _Entry:
+    def _settle(self, delivery: RedisDelivery) -> Entry:
         if delivery not in self._open:
             raise BusError(
                 "this delivery was acked or nacked before, or went back to the broker when its "
@@ -198,7 +170,7 @@ class RedisSubscription:
         self._changed.set()
         return delivery.entry
 
-    def _take(self) -> _Entry | None:
+    def _take(self) -> Entry | None:
         if len(self._open) >= self._prefetch or self._now() >= self._leased_until:
             return None
         for position, entry in enumerate(self._ready):
@@ -245,7 +217,7 @@ class RedisSubscription:
         self._arrived.set()
         self._changed.set()
 
-    async def _uncount(self, entries: Iterable[_Entry]) -> None:
+    async def _uncount(self, entries: Iterable[Entry]) -> None:
         """Take back the delivery of entries that nobody saw."""
         for entry in entries:
             self._acks.count_later(entry.lane.key, entry.id, entry.attempt - 1)
@@ -309,7 +281,7 @@ class RedisSubscription:
         room = self._prefetch - len(self._open) - len(self._ready)
         return room if room >= max(1, self._prefetch // 10) else 0
 
-    async def _recover(self, lane: _Lane, room: int) -> int:
+    async def _recover(self, lane: Lane, room: int) -> int:
         """Take over what the lane's owners before us had not acked."""
         token, start = lane.token, lane.next_pending
         answer = await self._call(
@@ -333,12 +305,12 @@ class RedisSubscription:
         return len(entries)
 
     def _accept(
-        self, lane: _Lane, token: str, identity: bytes, fields: list[bytes], attempt: int
+        self, lane: Lane, token: str, identity: bytes, fields: list[bytes], attempt: int
     ) -> None:
-        wire = _wire(self._topic, fields)
+        wire = to_wire(self._topic, fields)
         name = identity.decode()
         block = f"key {wire.key}" if wire.key is not None else f"id {lane.number} {name}"
-        entry = _Entry(next(self._numbers), name, lane, token, wire, attempt, block)
+        entry = Entry(next(self._numbers), name, lane, token, wire, attempt, block)
         if lane.token == token:
             self._ready.append(entry)
             self._arrived.set()
@@ -374,49 +346,3 @@ class RedisSubscription:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-class RedisDelivery:
-    """One message in our hands."""
-
-    __slots__ = ("_attempt", "_subscription", "entry")
-
-    def __init__(self, subscription: RedisSubscription, entry: _Entry) -> None:
-        self._subscription = subscription
-        self._attempt = entry.attempt
-        self.entry = entry
-
-    @property
-    def wire(self) -> WireMessage:
-        """The bytes and headers."""
-        return self.entry.wire
-
-    @property
-    def attempt(self) -> int:
-        """How often this was delivered, counted in Redis."""
-        return self._attempt
-
-    async def ack(self) -> None:
-        """Never deliver this again to this group."""
-        await self._subscription.confirm(self)
-
-    async def nack(self, *, delay: float = 0.0) -> None:
-        """Deliver this again, not before *delay* seconds."""
-        await self._subscription.hand_back(self, delay)
-
-
-def _wire(topic: str, fields: list[bytes]) -> WireMessage:
-    headers: dict[str, str] = {}
-    key: str | None = None
-    body = b""
-    for name, value in zip(fields[::2], fields[1::2], strict=True):
-        if name == b"data":
-            body = value
-        elif name == b"key":
-            key = value.decode("utf-8", "backslashreplace")
-        else:
-            # Whatever the bytes are, two different ones must not become the same text.
-            headers[name.decode("utf-8", "backslashreplace")] = value.decode(
-                "utf-8", "backslashreplace"
-            )
-    return WireMessage(topic, headers.get("ce_partitionkey", key), headers, body)
