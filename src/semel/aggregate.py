@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from semel.envelope import MessageEnvelope, new_event_id
 from semel.errors import ConfigurationError
 
+#: In `Session.info`: entities that got events after they were deleted.
+DELETED = "semel.deleted"
 _PENDING = "_pending_events"
 
 
@@ -125,11 +127,17 @@ def to_envelope(
 
 
 def _keep_alive(entity: object) -> None:
-    """Mark an ORM entity as dirty.
+    """Let the entity's session know of it.
 
-    A session holds unchanged entities weakly: without this an event of an entity that nobody
-    else refers to would be garbage-collected before the commit.
+    A session holds unchanged entities weakly: unless it is marked as dirty, an entity that nobody
+    else refers to would be garbage-collected before the commit, with its events. One whose
+    deletion is flushed is in no collection of the session any more.
     """
-    from sqlalchemy.orm.attributes import flag_dirty  # noqa: PLC0415  leaf: only for entities
+    from sqlalchemy import inspect  # noqa: PLC0415  leaf: only for entities
+    from sqlalchemy.orm.attributes import flag_dirty  # noqa: PLC0415
 
-    flag_dirty(entity)
+    state: Any = inspect(entity)
+    if state.deleted:
+        state.session.info.setdefault(DELETED, []).append(entity)
+    else:
+        flag_dirty(entity)

@@ -166,7 +166,7 @@ async def stalled_commit(storage: SqlAlchemyStorage, *, key: str | None) -> Asyn
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for what only the database knows, such as that a session waits for a lock."""
     async with asyncio.timeout(PATIENCE):
-        while not await condition():  # noqa: ASYNC110  the database tells nobody
+        while not await condition():
             # InnoDB answers from a copy that it renews when nobody has asked for 100 ms.
             await asyncio.sleep(0.11)
 

@@ -50,7 +50,17 @@ class Source:
 class Buffer:
     """The events of one transaction that are not in the table yet."""
 
-    __slots__ = ("dropped", "emitted", "ids", "marks", "poisoned", "rows", "sources", "written")
+    __slots__ = (
+        "dropped",
+        "emitted",
+        "ids",
+        "marks",
+        "outside",
+        "poisoned",
+        "rows",
+        "sources",
+        "written",
+    )
 
     def __init__(self) -> None:
         self.rows: list[NewRow] = []
@@ -59,6 +69,7 @@ class Buffer:
         self.marks: list[tuple[object, int]] = []
         self.sources: list[Source] = []
         self.emitted: list[tuple[HasEvents, PendingEvent]] = []
+        self.outside = False  # whether somebody else than a session commits
         self.poisoned = False
         self.written = False
 
@@ -151,7 +162,8 @@ def join(session: Session) -> Buffer:
         raise NoTransactionError(
             "the session has no transaction and autobegin=False: begin one before adding events"
         )
-    connection = session.connection(bind_arguments={"mapper": inspect(OutboxRecord)})
+    bind = session.get_bind(inspect(OutboxRecord))
+    connection = session.connection(bind_arguments={"bind": bind})
     if _autocommits(connection):
         raise NoTransactionError(
             "the connection is in AUTOCOMMIT mode: an event could not be written together with "
@@ -162,6 +174,7 @@ def join(session: Session) -> Buffer:
     if flushed is not None and flushed[0] is root:
         _refuse_other_database(session, connection, flushed[1])
     buffer = _buffers.setdefault(connection, Buffer())
+    buffer.outside |= isinstance(bind, Connection)
     session.info[_LINK] = Link(root, connection, buffer)
     return buffer
 
@@ -203,8 +216,8 @@ def _write(connection: Connection) -> None:
 def _commit(connection: Connection) -> None:
     _write(connection)
     buffer = _buffers.get(connection)
-    if buffer is not None and buffer.written:
-        # Nobody tells when the COMMIT is done: the next use of the connection shows it.
+    if buffer is not None and buffer.written and buffer.outside:
+        # Nobody tells when this COMMIT is done: the next use of the connection shows it.
         connection.info[_WRITTEN] = (connection.dialect, buffer)
 
 
@@ -244,21 +257,24 @@ def _session_committed(session: Session) -> None:
         buffer.release(nested)
     elif buffer.written:
         connection: Connection = session.info[_LINK].connection
-        connection.info[_WRITTEN] = (connection.dialect, buffer)
-        _settle(connection.info)
+        connection.info.pop(_WRITTEN, None)
+        _committed(connection.dialect, buffer)
 
 
 def _settle(info: Any) -> None:
-    """Tell that a transaction has committed: once, and only if it has."""
     dialect, buffer = info.pop(_WRITTEN, (None, None))
     if buffer is not None and not buffer.poisoned:
-        buffer.forget()
-        for reference in tuple(_wakers.get(dialect, ())):
-            wake = reference()
-            if wake is not None:
-                wake()
-            else:
-                _wakers[dialect].remove(reference)
+        _committed(dialect, buffer)
+
+
+def _committed(dialect: Dialect, buffer: Buffer) -> None:
+    buffer.forget()
+    for reference in tuple(_wakers.get(dialect, ())):
+        wake = reference()
+        if wake is not None:
+            wake()
+        else:
+            _wakers[dialect].remove(reference)
 
 
 def _flushed(session: Session, context: Any) -> None:

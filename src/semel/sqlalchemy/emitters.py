@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import event, inspect
 from sqlalchemy.orm import Session, SessionTransaction
 
-from semel.aggregate import HasEvents, to_envelope
+from semel.aggregate import DELETED, HasEvents, to_envelope
 from semel.errors import ConfigurationError
 from semel.sqlalchemy.buffer import Buffer, linked
 from semel.sqlalchemy.outbox import SqlAlchemyOutbox
@@ -76,8 +76,9 @@ def emit(aggregate: HasEvents, outbox: SqlAlchemyOutbox, buffer: Buffer, *, fina
 def with_events(session: Session) -> Iterator[HasEvents]:
     """Return the session's entities that have events: new, changed, deleted or unchanged."""
     seen: set[int] = set()
+    gone = [entity for entity in session.info.get(DELETED, ()) if inspect(entity).deleted]
     group: Iterable[Any]
-    for group in (session.new, session.dirty, session.deleted, session.identity_map.values()):
+    for group in (session.new, session.dirty, session.deleted, session.identity_map.values(), gone):
         for entity in group:
             if id(entity) not in seen and has_events(entity):
                 seen.add(id(entity))
