@@ -3,9 +3,7 @@
 import asyncio
 import json
 import os
-import re
 import time
-from pathlib import Path
 from statistics import median
 from threading import Event
 from urllib.error import URLError
@@ -20,11 +18,8 @@ from semel.errors import BusError, ConfigurationError, InvalidMessageError
 from semel.testing.contracts import MessageBusContract
 from semel.testing.contracts.harness import by_key, ids, message
 from semel.testing.reader import Reader
-from semel.transports.base import Outcomes
 from semel.transports.pulsar import PulsarMessageBus
-from semel.transports.pulsar_producer import ERRORS, OTHER_ERRORS, Flight, Sender, kind_of
 
-PAGE = Path(__file__).parents[2] / "docs/transports/pulsar.md"
 TOO_LARGE = 5 * 1024 * 1024 + 1
 
 broker = pytest.mark.pulsar
@@ -256,75 +251,6 @@ def test_bad_topic(name):
     """A name that Pulsar would refuse, or take for a partition, raises at once."""
     with pytest.raises(InvalidMessageError):
         PulsarMessageBus("pulsar://localhost:6650").check_topic(name)
-
-
-# Errors
-
-
-def test_table_in_the_docs():
-    """The page shows the table of the code, row by row."""
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)
-    assert ERRORS == dict(rows)
-    assert f"Anything else is *{OTHER_ERRORS}*" in PAGE.read_text()
-
-
-def test_table_names_exist():
-    """Every name of the table is a result of the client."""
-    assert set(ERRORS) <= set(pulsar.Result.__members__)
-
-
-def test_other_errors():
-    """A result that the table does not name may have been written."""
-    assert "unknown" == kind_of("SomethingNew")
-
-
-class _Script:
-    """A producer that answers as it is told, as the client does: later and in its own order."""
-
-    def __init__(self, answers: dict[bytes, pulsar.Result], late: list) -> None:
-        self.answers = answers
-        self.late = late
-        self.sent: list[bytes] = []
-
-    def send_async(self, content, callback, **_):
-        self.sent.append(content)
-        if (result := self.answers.get(content, pulsar.Result.Ok)) is not None:
-            self.late.append((callback, result))
-
-
-async def fly(answers: dict[bytes, pulsar.Result | None], count: int, *, seconds: float = 5):
-    bus = PulsarMessageBus("pulsar://localhost:6650")
-    messages = [message("t", key="k", body=b"%d" % n) for n in range(count)]
-    outcomes = Outcomes(messages)
-    flight = Flight([(n, bus.encode(m)) for n, m in enumerate(messages)], outcomes)
-    producer = _Script(answers, late := [])
-    await flight.send({"t": Sender(producer)})
-    await asyncio.to_thread(lambda: [callback(result, None) for callback, result in late])
-    await flight.land(seconds)
-    return outcomes.results, flight, producer
-
-
-async def test_confirmed_after_a_failure(caplog):
-    """A message that arrived behind a failed one of its key does not count as sent."""
-    results, _, _ = await fly({b"1": pulsar.Result.Timeout}, 3)
-    assert [None, "unknown", "unknown"] == [r and r.kind for r in results]
-    assert results[1] is results[2]
-    assert "although an earlier one of its key failed" in caplog.text
-
-
-async def test_no_answer_is_unknown():
-    """What the client never answers may have arrived, and its producer is given up."""
-    results, flight, _ = await fly({b"1": None}, 2, seconds=0.05)
-    assert [None, "unknown"] == [r and r.kind for r in results]
-    assert {"t"} == flight.spent
-
-
-@pytest.mark.parametrize("result", [pulsar.Result.AlreadyClosed, pulsar.Result.TopicTerminated])
-async def test_spent_producer(result):
-    """A producer that cannot send any more is replaced."""
-    results, flight, _ = await fly({b"0": result}, 1)
-    assert ERRORS[result.name] == results[0].kind
-    assert {"t"} == flight.spent
 
 
 # Speed

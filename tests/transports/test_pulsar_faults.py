@@ -1,7 +1,8 @@
-"""Pulsar in trouble: unreachable, killed and restarted, a consumer that dies."""
+"""Pulsar in trouble: unreachable, killed and restarted, a consumer that dies; and its errors."""
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,16 +10,20 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import pulsar
 import pytest
 
 from semel.envelope import MessageEnvelope
 from semel.errors import BusError, PublishError
 from semel.testing.contracts.harness import ids, message
 from semel.testing.reader import Reader
+from semel.transports.base import Outcomes
 from semel.transports.pulsar import PulsarMessageBus
+from semel.transports.pulsar_producer import ERRORS, OTHER_ERRORS, Flight, Sender, kind_of
 from semel.wire import decode
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/transports/pulsar.md"
 
 
 @pytest.fixture
@@ -72,7 +77,9 @@ async def test_too_large(service, topic):
 
 CONSUMER = """
 import asyncio, sys
+from semel.transports.base import Outcomes
 from semel.transports.pulsar import PulsarMessageBus
+from semel.transports.pulsar_producer import ERRORS, OTHER_ERRORS, Flight, Sender, kind_of
 
 async def main():
     bus = PulsarMessageBus(sys.argv[1])
@@ -161,7 +168,9 @@ async def test_killed_broker(broker, topic, capsys):
                 results = await bus.publish_many(batch)
                 failures.extend(r.kind for r in results if r is not None)
                 batch = [m for m, r in zip(batch, results, strict=True) if r is not None]
-            await asyncio.sleep(0.02)  # the pace of a service; it must not fill the disk
+            await asyncio.sleep(
+                0.1
+            )  # the pace of a service; a fast one would only make this longer
 
     async def consume(bus: PulsarMessageBus) -> None:
         deliveries = await bus.subscribe(topic, group="g")
@@ -216,3 +225,72 @@ async def _until(condition, tasks) -> None:
                 if task.done():
                     task.result()
             await asyncio.sleep(0.05)
+
+
+# What the client's answers mean
+
+
+def test_table_in_the_docs():
+    """The page shows the table of the code, row by row."""
+    rows = re.findall(r"^\| `([A-Z]\w+)` \| (\w+) \|", PAGE.read_text(), re.MULTILINE)
+    assert ERRORS == dict(rows)
+    assert f"Anything else is *{OTHER_ERRORS}*" in PAGE.read_text()
+
+
+def test_table_names_exist():
+    """Every name of the table is a result of the client."""
+    assert set(ERRORS) <= set(pulsar.Result.__members__)
+
+
+def test_other_errors():
+    """A result that the table does not name may have been written."""
+    assert "unknown" == kind_of("SomethingNew")
+
+
+class _Script:
+    """A producer that answers as it is told, as the client does: later and in its own order."""
+
+    def __init__(self, answers: dict[bytes, pulsar.Result], late: list) -> None:
+        self.answers = answers
+        self.late = late
+        self.sent: list[bytes] = []
+
+    def send_async(self, content, callback, **_):
+        self.sent.append(content)
+        if (result := self.answers.get(content, pulsar.Result.Ok)) is not None:
+            self.late.append((callback, result))
+
+
+async def fly(answers: dict[bytes, pulsar.Result | None], count: int, *, seconds: float = 5):
+    bus = PulsarMessageBus("pulsar://localhost:6650")
+    messages = [message("t", key="k", body=b"%d" % n) for n in range(count)]
+    outcomes = Outcomes(messages)
+    flight = Flight([(n, bus.encode(m)) for n, m in enumerate(messages)], outcomes)
+    producer = _Script(answers, late := [])
+    await flight.send({"t": Sender(producer)})
+    await asyncio.to_thread(lambda: [callback(result, None) for callback, result in late])
+    await flight.land(seconds)
+    return outcomes.results, flight, producer
+
+
+async def test_confirmed_after_a_failure(caplog):
+    """A message that arrived behind a failed one of its key does not count as sent."""
+    results, _, _ = await fly({b"1": pulsar.Result.Timeout}, 3)
+    assert [None, "unknown", "unknown"] == [r and r.kind for r in results]
+    assert results[1] is results[2]
+    assert "although an earlier one of its key failed" in caplog.text
+
+
+async def test_no_answer_is_unknown():
+    """What the client never answers may have arrived, and its producer is given up."""
+    results, flight, _ = await fly({b"1": None}, 2, seconds=0.05)
+    assert [None, "unknown"] == [r and r.kind for r in results]
+    assert {"t"} == flight.spent
+
+
+@pytest.mark.parametrize("result", [pulsar.Result.AlreadyClosed, pulsar.Result.TopicTerminated])
+async def test_spent_producer(result):
+    """A producer that cannot send any more is replaced."""
+    results, flight, _ = await fly({b"0": result}, 1)
+    assert ERRORS[result.name] == results[0].kind
+    assert {"t"} == flight.spent

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, Self
 
@@ -262,12 +263,10 @@ class _Receiver:
                     self._call(self._arrive, messages)
         except Exception as error:  # noqa: BLE001  a dead thread would look like a quiet topic
             self._call(self._fail, f"the consumer ended: Pulsar says {type(error).__name__}")
-        try:
+        with suppress(pulsar.PulsarException):  # a lost connection has closed it already
             # Sends the acks that wait, and returns the rest to the broker.
             self._consumer.close()
-        except pulsar.PulsarException as error:  # a lost connection has closed it already
-            _logger.debug("closing a consumer: %s", type(error).__name__)
-        self._call(self._end)
+        self._call(self.ended.set_result, None)
 
     def _wait_for_room(self) -> None:
         while not self._stopping and (self._paused or self._given - self._taken >= self._size):
@@ -277,13 +276,10 @@ class _Receiver:
 
     def _receive(self) -> list[Any]:
         messages: list[Any] = []
-        milliseconds = _POLL_MILLISECONDS
-        try:
+        with suppress(pulsar.Timeout):
+            messages.append(self._consumer.receive(_POLL_MILLISECONDS))
             while self._given + len(messages) - self._taken < self._size:
-                messages.append(self._consumer.receive(milliseconds))
-                milliseconds = 0
-        except pulsar.Timeout:
-            pass
+                messages.append(self._consumer.receive(0))
         return messages
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
@@ -291,10 +287,6 @@ class _Receiver:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the event loop is closed: nobody reads any more
             self._stopping = True
-
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
 
 
 class PulsarDelivery:
