@@ -79,7 +79,7 @@ async def empty(storage: SqlAlchemyStorage) -> None:
 
 async def rows(storage: SqlAlchemyStorage) -> list[Row[Any]]:
     """Return all outbox rows that are committed, by sequence."""
-    async with storage.engine.connect() as connection:
+    async with _reading(storage) as connection:
         table = OutboxRecord.__table__
         return list(await connection.execute(select(table).order_by(table.c.sequence)))
 
@@ -91,9 +91,13 @@ async def types(storage: SqlAlchemyStorage) -> list[str]:
 
 async def orders(storage: SqlAlchemyStorage) -> dict[str, str]:
     """Return the committed orders: status by id."""
-    async with storage.engine.connect() as connection:
+    async with _reading(storage) as connection:
         result = await connection.execute(select(Order.__table__.c["id", "status"]))
         return {row.id: row.status for row in result}
+
+
+def _reading(storage: SqlAlchemyStorage) -> AsyncConnection:
+    return storage.engine.execution_options(semel_read_only=True).connect()
 
 
 def sync_engine(database: Database, **options: Any) -> Engine:

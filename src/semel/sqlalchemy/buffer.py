@@ -278,15 +278,21 @@ def _committed(dialect: Dialect, buffer: Buffer) -> None:
 
 
 def _flushed(session: Session, context: Any) -> None:
-    dialects = {session.get_bind(mapper).dialect for mapper in context.mappers}
-    if linked(session) is not None:
-        _refuse_other_database(session, session.info[_LINK].connection, dialects)
-        return
-    root = session.get_transaction()
+    root, dialects = session.get_transaction(), set()
     known = session.info.get(_FLUSHED)
     if known is not None and known[0] is root:
-        dialects |= known[1]
-    session.info[_FLUSHED] = (root, dialects)
+        dialects = known[1]
+    else:
+        session.info[_FLUSHED] = (root, dialects)
+    dialects |= {session.get_bind(mapper).dialect for mapper in context.mappers}
+    if linked(session) is not None:
+        _refuse_other_database(session, session.info[_LINK].connection, dialects)
+
+
+def has_flushed(session: Session) -> bool:
+    """Tell whether the session's current transaction has written entities."""
+    known = session.info.get(_FLUSHED)
+    return known is not None and known[0] is session.get_transaction() is not None
 
 
 def _refuse_other_database(

@@ -13,7 +13,7 @@ from semel.aggregate import HasEvents
 from semel.envelope import MessageEnvelope, check_name, check_tenant
 from semel.errors import ConfigurationError, NoTransactionError, TransactionMisuseError
 from semel.protocols import Observer, Serializer
-from semel.sqlalchemy.buffer import LENT, join
+from semel.sqlalchemy.buffer import LENT, has_flushed, join
 from semel.sqlalchemy.emitters import Tracked, emit, has_events
 from semel.sqlalchemy.inbox import SqlAlchemyInbox
 from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES, SqlAlchemyOutbox
@@ -103,10 +103,15 @@ class SQLAlchemyUnitOfWork:
     ) -> None:
         session, self._session = self.session, None
         self._outbox = self._inbox = None
-        self._tracked.clear()
-        self._tracked.leave(session.sync_session)
-        if self._joined is None:
-            await session.close()
+        try:
+            if self._joined is None and has_flushed(session.sync_session):
+                # Closing alone would leave new objects as if they were stored.
+                await session.rollback()
+        finally:
+            self._tracked.clear()
+            self._tracked.leave(session.sync_session)
+            if self._joined is None:
+                await session.close()
 
     def repository(self, entity: type[T]) -> Repository[T]:
         """Return the repository of one kind of entity, in this transaction."""
