@@ -262,6 +262,18 @@ async def test_settled_once(bus):
             await second.nack()
 
 
+async def test_term(bus, client):
+    """A terminated message never comes again, and the server tells whoever listens."""
+    told = await client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>")
+    await client.flush()
+    async with await read(bus) as reader:
+        await bus.publish_many([message("orders", key="k", payload=n) for n in range(2)])
+        (first,) = await reader.take()
+        await first.term()
+        assert {"k": [1]} == by_key(await reader.messages(1))
+    assert b"terminated" in (await told.next_msg(timeout=5)).data
+
+
 async def test_nack_holds_its_key(bus):
     """What follows of a key waits for a nacked message."""
     async with await read(bus) as reader:

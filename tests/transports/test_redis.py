@@ -245,6 +245,23 @@ async def test_partitions_move_only_when_they_are_free(bus):
             assert mine.wire.key != other.wire.key
 
 
+async def test_partitions_that_stay_after_all(bus):
+    """What waits in a member is not forgotten when a new member comes and goes at once."""
+    async with await read(bus) as reader:
+        await bus.publish_many([m for n in range(30) for m in keyed(2, f"key{n}-")])
+        held = await reader.take(60)
+        for delivery in held[::2]:
+            await delivery.nack(delay=3.0)
+        async with await read(bus) as visitor:
+            async with asyncio.timeout(5):
+                while not any(lane.leaving for lane in reader.subscription._lanes):
+                    await asyncio.sleep(0.01)
+            assert await visitor.silent(1.0)
+        again = await reader.take(30)
+        expected = {delivery.wire.headers["message_id"] for delivery in held[::2]}
+        assert expected == {delivery.wire.headers["message_id"] for delivery in again}
+
+
 async def test_group_deleted_meanwhile(bus, client):
     """A subscription whose group is gone ends with an error, for the caller to come again."""
     subscription = await bus.subscribe("orders", group="group")

@@ -185,6 +185,8 @@ class NatsMessageBus(BaseMessageBus):
         """Return the connection; one that the server has ended for good is made anew."""
         if self._client.is_closed and self._given is None:
             async with self._lock:
+                if self._closed:
+                    raise BusError("the bus was closed meanwhile")
                 if self._client.is_closed:
                     self._client = await self._connect()
                     await self._prepare()

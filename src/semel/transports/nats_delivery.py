@@ -63,6 +63,10 @@ class NatsDelivery:
         """Never deliver this again to this group; returns when the server has confirmed it."""
         await self._subscription.confirm(self)
 
+    async def term(self) -> None:
+        """Like `ack`, but the server publishes an advisory that the message was given up."""
+        await self._subscription.confirm(self, b"+TERM")
+
     async def nack(self, *, delay: float = 0.0) -> None:
         """Deliver this again, not before *delay* seconds."""
         await self._subscription.hand_back(self, delay)

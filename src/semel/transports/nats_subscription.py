@@ -119,7 +119,10 @@ class NatsSubscription:
             return
         self._closed = True
         self._arrived.set()
+        self._poke.set()
         if self._task is not None:
+            # It ends by itself: cancelled, it might leave an interest behind.
+            await asyncio.wait({self._task}, timeout=2)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         with suppress(*_TROUBLE):
@@ -160,13 +163,13 @@ class NatsSubscription:
 
     # Deliveries
 
-    async def confirm(self, delivery: NatsDelivery) -> None:
+    async def confirm(self, delivery: NatsDelivery, word: bytes = b"+ACK") -> None:
         """Ack, and wait until the server says that it knows."""
         self._settle(delivery)
         try:
             if not self._client.is_connected:
                 raise BusError("there is no connection to NATS: the ack is repeated when it is")
-            await self._client.request(delivery.reply, b"+ACK", timeout=_CONFIRM_SECONDS)
+            await self._client.request(delivery.reply, word, timeout=_CONFIRM_SECONDS)
             await self._ask_again(delivery.lane)
         except (BusError, *_TROUBLE) as error:
             self._late.add(delivery.reply)
@@ -287,7 +290,10 @@ class NatsSubscription:
             if lane.interest is not None:
                 leaving.append(lane.interest)
                 lane.interest, lane.asked_until = None, 0.0
-        await asyncio.gather(*(i.drain() for i in leaving), return_exceptions=True)
+        # Without a connection there is nobody to say when the last message has come.
+        connected = self._client.is_connected
+        ends = (i.drain() if connected else i.unsubscribe() for i in leaving)
+        await asyncio.gather(*ends, return_exceptions=True)
         for lane in lanes:
             held = lane.held
             if held is not None and held not in self._open and not self._closed:

@@ -144,7 +144,9 @@ class RedisSubscription:
         """Put the message back into its place; its key waits until the delay is over."""
         entry = self._settle(delivery)
         if entry.lane.token != entry.token:
-            return  # whoever has the partition now delivers it
+            # Whoever has the partition now delivers it: another, or we again.
+            entry.lane.next_pending = "-"
+            return
         entry.attempt += 1
         insort(self._ready, entry)
         if delay > 0:
@@ -197,6 +199,8 @@ class RedisSubscription:
         leaving = [lane for lane in self._lanes if lane.leaving]
         unseen = [entry for entry in self._ready if entry.lane.leaving]
         self._ready = [entry for entry in self._ready if not entry.lane.leaving]
+        for entry in unseen:
+            entry.lane.next_pending = "-"  # to be found again if the lane stays with us after all
         await self._uncount(unseen)
         given_up = [lane for lane in leaving if not lane.open]
         arguments = [self._id, int(self._claim_after * 1000), len(self._lanes)]
@@ -325,11 +329,9 @@ class RedisSubscription:
         if not self._room() or not lanes or self._now() >= self._leased_until:
             await self._changed.wait()
             return
-        streams = [lane.key for lane in lanes]
-        last = [lane.last_id for lane in lanes]
-        await self._client.execute_command(
-            "XREAD", "COUNT", 1, "BLOCK", _BLOCK_MS, "STREAMS", *streams, *last
-        )
+        places = [*(lane.key for lane in lanes), *(lane.last_id for lane in lanes)]
+        options = ("COUNT", 1, "BLOCK", _BLOCK_MS, "STREAMS")
+        await self._client.execute_command("XREAD", *options, *places)
 
     async def _call(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         return await self._scripts[name](keys=list(keys), args=list(arguments))
