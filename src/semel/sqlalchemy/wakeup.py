@@ -24,6 +24,7 @@ from semel.sqlalchemy.dialects import database_of
 CHANNEL = "semel_outbox"
 _DEBOUNCE_SECONDS = 0.005
 _RECONNECT_SECONDS = 5.0
+_FAREWELL_SECONDS = 1.0
 _logger = logging.getLogger("semel.wakeup")
 _audience: WeakKeyDictionary[Engine, dict[str, list[Callable[[], None]]]] = WeakKeyDictionary()
 
@@ -65,6 +66,9 @@ class Signal:
 
     async def close(self) -> None:
         """Stop listening and sending; a later signal or subscriber begins anew."""
+        if self._sender is not None:
+            # A process that commits and ends at once should still be heard.
+            await asyncio.wait({self._sender}, timeout=_FAREWELL_SECONDS)
         tasks = [task for task in (self._sender, self._listener) if task is not None]
         self._sender = self._listener = None
         for task in tasks:
