@@ -24,7 +24,7 @@ from semel.envelope import MessageEnvelope
 from semel.errors import PublishError
 from semel.projector import OutboxProjector
 from semel.sqlalchemy.storage import SqlAlchemyStorage
-from tests.scenarios.relaying import Counts, config
+from tests.scenarios.relaying import Counts, config, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,9 +138,7 @@ class Child:
 
     async def ended(self, *, seconds: float = 30.0) -> int:
         """Wait for its end and return its exit code."""
-        async with asyncio.timeout(seconds):
-            while self.process.poll() is None:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: self.process.poll() is not None, seconds=seconds)
         return self.process.returncode
 
     async def stopped(self) -> Counter[str]:
@@ -184,7 +182,7 @@ async def _write(storage: SqlAlchemyStorage, number: int, keys: int, kill_at: in
             die()
 
 
-async def _main(options: dict[str, Any]) -> None:
+async def _main(options: dict[str, Any]) -> Counts:
     method, nth = options.get("kill") or (None, 0)
     bus: Any = FileBus(Path(options["broker"]), **options.get("bus") or {})
     counts = Counts()
@@ -217,9 +215,15 @@ async def _main(options: dict[str, Any]) -> None:
             await tasks[0]
             await asyncio.gather(*tasks)
     await bus.close()
+    return counts
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
+    options = json.loads(sys.argv[1])
+    counts = asyncio.run(_main(options))
     Path(options["counts"]).write_text(json.dumps(counts.totals))
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    asyncio.run(_main(json.loads(sys.argv[1])))
+    main()
