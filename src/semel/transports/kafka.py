@@ -49,6 +49,7 @@ _PRODUCER = {
 _CONSUMER = {
     "auto.offset.reset": "earliest",
     "partition.assignment.strategy": "cooperative-sticky",
+    "heartbeat.interval.ms": 1000,  # by which a member learns of a rebalance
     "topic.metadata.refresh.interval.ms": 30_000,
 }
 # What the guarantees stand on is not to be changed.
@@ -96,16 +97,17 @@ class KafkaMessageBus(BaseMessageBus):
         common = {**_COMMON, **_settings(servers)}
         options = dict(consumer_options or {})
         consumer = dict(_CONSUMER)
-        if options.get("group.protocol") == "consumer":
-            del consumer["partition.assignment.strategy"]  # the broker assigns
+        if options.get("group.protocol", common.get("group.protocol")) == "consumer":
+            # The broker decides about these.
+            del consumer["partition.assignment.strategy"], consumer["heartbeat.interval.ms"]
         for given in (common, producer_options or {}, options):
             if reserved := _RESERVED & set(given):
                 raise ConfigurationError(
                     f"the bus decides about {', '.join(sorted(reserved))}: remove it"
                 )
         self._common = common
-        self._for_producer = {**common, **_PRODUCER, **(producer_options or {}), **_FIXED_PRODUCER}
-        self._for_consumer = {**common, **consumer, **options, **_FIXED_CONSUMER}
+        self._for_producer = {**_PRODUCER, **common, **(producer_options or {}), **_FIXED_PRODUCER}
+        self._for_consumer = {**consumer, **common, **options, **_FIXED_CONSUMER}
         self._timeout = timeout_seconds
         self._create_topics = create_topics
         self._created: set[str] = set()

@@ -22,7 +22,7 @@ from semel.transports.kafka_producer import ClientLog, explain
 
 _POLL_SECONDS = 0.1
 _COMMIT_SECONDS = 0.25
-_JOIN_SECONDS = 5.0  # how long a member that stops waits for its admission
+_LEAVE_SECONDS = 10.0
 _DRAIN_SECONDS = 3.0  # how long a revoked partition waits for its deliveries to be acked
 _REST_SECONDS = 1.0  # between two lives of a consumer that broke
 _MAX_WINDOW = 10_000  # messages of a partition, from the first that is not acked
@@ -152,23 +152,41 @@ class Fetcher:
         )
         try:
             while not self._stopping.is_set():
+                if self._loop.is_closed():
+                    self._stopping.set()
                 self._balance()
                 self._fetch()
                 self._commit()
                 if self._down:
                     self._probe()
-            self._finish_joining()
+            self._leave()
         finally:
             with suppress(KafkaException):
                 self._commit(wait=True)
             self._consumer.close()
 
-    def _finish_joining(self) -> None:
-        # Who leaves while the group admits it stays there as a ghost, and the others wait for it.
-        deadline = time.monotonic() + _JOIN_SECONDS
+    def _leave(self) -> None:
+        """Leave the group for sure: a ghost would let its members wait for `session.timeout.ms`.
+
+        The client leaves none behind only if it is no longer joining, and it does not tell the
+        group when it closes without partitions.
+        """
+        deadline = time.monotonic() + _LEAVE_SECONDS
         while not self._assigned and not self._told and time.monotonic() < deadline:
-            if (message := self._consumer.poll(_POLL_SECONDS)) is not None and message.error():
-                self._on_error(message.error())
+            self._drop(self._consumer.poll(_POLL_SECONDS))
+        if self._settings.get("group.protocol") == "consumer" or (
+            "group.instance.id" in self._settings
+        ):
+            return
+        with suppress(KafkaException):
+            self._commit(wait=True)
+        self._consumer.unsubscribe()
+        while self._consumer.memberid() and not self._down and time.monotonic() < deadline:
+            self._drop(self._consumer.poll(_POLL_SECONDS / 10))
+
+    def _drop(self, message: Any) -> None:
+        if message is not None and message.error() is not None:
+            self._on_error(message.error())
 
     def _is_full(self) -> bool:
         limit = max(1, self._prefetch // 2) if self._jammed else self._prefetch

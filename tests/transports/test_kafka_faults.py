@@ -1,0 +1,463 @@
+"""What Kafka's troubles do to a batch, a subscription and an effect."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import KafkaError
+
+from semel.envelope import MessageEnvelope
+from semel.errors import BusError
+from semel.testing.contracts.harness import by_key, ids, message, work_until
+from semel.testing.reader import Reader
+from semel.transports.kafka import KafkaMessageBus
+from semel.transports.kafka_producer import ERRORS, OTHER_ERRORS
+from semel.wire import decode
+from tests.proxy import Proxy
+from tests.transports.kafka_mock import MockCluster
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def mock():
+    with MockCluster() as cluster:
+        cluster.create("orders")
+        yield cluster
+
+
+@pytest.fixture
+async def bus(service):
+    async with KafkaMessageBus(service("kafka")) as bus:
+        yield bus
+
+
+async def new_topic(bus, partitions: int = 1, **config: str) -> str:
+    name = f"fault-{uuid4().hex}"
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    await bus.declare(name, partitions=partitions, config=settings)
+    return name
+
+
+def keyed(topic: str, count: int, keys: int = 1) -> list[MessageEnvelope]:
+    return [message(topic, key=f"k{n % keys}", payload=n, event_id=f"{n}") for n in range(count)]
+
+
+async def read(bus, topic: str, prefetch: int = 100) -> Reader:
+    subscription = await bus.subscribe(topic, group=topic, prefetch=prefetch)
+    return Reader(subscription, patience_seconds=20)
+
+
+def kinds(results) -> list[str | None]:
+    return [None if result is None else result.kind for result in results]
+
+
+# The table
+
+
+def test_table_in_the_docs():
+    """The page shows every row of the table, with the same class."""
+    page = (ROOT / "docs/transports/kafka.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE))
+    assert rows == ERRORS
+    assert f"| everything else | {OTHER_ERRORS} |" in page
+
+
+def test_table_names_real_errors():
+    """A misspelt name would never match."""
+    assert not [name for name in ERRORS if not hasattr(KafkaError, name)]
+
+
+@pytest.mark.parametrize("name", ["TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"])
+@pytest.mark.parametrize("count", [1, 50])
+async def test_refused_by_the_cluster(mock, name, count):
+    """Missing rights are the destination's trouble, and every message says so."""
+    async with KafkaMessageBus(mock.servers) as bus:
+        await bus.publish(message("orders"))
+        mock.answer(getattr(KafkaError, name))
+        results = await bus.publish_many(keyed("orders", count))
+        assert [ERRORS[name]] * count == kinds(results)
+        assert name in str(results[0])
+        assert all(result is results[0] for result in results)
+        await bus.publish(message("orders"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NOT_ENOUGH_REPLICAS",
+        "NOT_LEADER_FOR_PARTITION",
+        "REQUEST_TIMED_OUT",
+        "KAFKA_STORAGE_ERROR",
+        "UNKNOWN_PRODUCER_ID",
+    ],
+)
+async def test_passing_trouble(mock, name):
+    """What the client can sit out is no failure."""
+    async with KafkaMessageBus(mock.servers) as bus:
+        await bus.publish(message("orders"))
+        mock.answer(getattr(KafkaError, name))
+        assert not any(await bus.publish_many(keyed("orders", 20)))
+
+
+@pytest.mark.parametrize("name", ["OUT_OF_ORDER_SEQUENCE_NUMBER", "INVALID_PRODUCER_EPOCH"])
+async def test_fatal_error(mock, name):
+    """A producer that lost its place is replaced; what it had sent may have arrived."""
+    async with KafkaMessageBus(mock.servers) as bus:
+        await bus.publish(message("orders"))
+        first = bus._client
+        mock.answer(getattr(KafkaError, name))
+        assert ["unknown"] * 20 == kinds(await bus.publish_many(keyed("orders", 20)))
+        assert not any(await bus.publish_many(keyed("orders", 20)))
+        assert bus._client is not first
+
+
+async def test_fatal_error_spares_other_batches(mock):
+    """Batches beside the one that broke the client are sent by the next client."""
+    mock.create("other", partitions=4)
+    async with KafkaMessageBus(mock.servers, producer_options={"linger.ms": 50}) as bus:
+        await bus.publish(message("orders"))
+        mock.answer(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        results = await asyncio.gather(
+            *(bus.publish_many(keyed(topic, 20)) for topic in ("orders", "other", "other"))
+        )
+        assert sum(any(result) for result in results) == 1
+
+
+async def test_no_topic_by_accident(mock):
+    """A topic that does not exist is not created by publishing to it, nor by subscribing."""
+    async with KafkaMessageBus(
+        mock.servers, producer_options={"topic.metadata.propagation.max.ms": 500}
+    ) as bus:
+        subscription = await bus.subscribe("typo", group="g")
+        for _ in range(2):
+            (result,) = await bus.publish_many([message("typo")])
+            assert result.kind == "destination"
+        await subscription.close()
+
+
+# One message
+
+
+@pytest.mark.kafka
+async def test_unknown_topic(service):
+    """Messages for a missing topic wait for it; those for others in the batch are sent."""
+    options = {"topic.metadata.propagation.max.ms": 1000}
+    async with KafkaMessageBus(service("kafka"), producer_options=options) as bus:
+        topic = await new_topic(bus)
+        results = await bus.publish_many([message("no-such-topic"), message(topic)])
+        assert ["destination", None] == kinds(results)
+        assert "UNKNOWN_TOPIC_OR_PART" in str(results[0])
+
+
+@pytest.mark.kafka
+async def test_too_large_for_the_client(bus):
+    """A message beyond the client's limit is refused at once, with what follows of its key."""
+    topic = await new_topic(bus)
+    first = bus._client
+    big = message(topic, key="k0", body=b"x" * 1_100_000)
+    before, after = keyed(topic, 2)
+    results = await bus.publish_many([before, big, after, message(topic, key="other")])
+    assert [None, "permanent", "permanent", None] == kinds(results)
+    assert bus._client is first
+
+
+@pytest.mark.kafka
+async def test_too_large_for_the_topic(bus):
+    """The broker refuses a whole set of messages; only the one to blame fails."""
+    topic = await new_topic(bus, max_message_bytes="20000")
+    sent = [message(topic, key=f"k{n % 10}", body=b"x" * 500, event_id=f"{n}") for n in range(300)]
+    sent[105] = message(topic, key="k5", body=b"x" * 30_000, event_id="105")
+    results = await bus.publish_many(sent)
+    failed = [f"{n}" for n in range(105, 300, 10)]
+    assert failed == [m.event_id for m, result in zip(sent, results, strict=True) if result]
+    assert {"permanent"} == {result.kind for result in results if result}
+    async with await read(bus, topic) as reader:
+        received = ids(await reader.messages(280))
+    by_tail = defaultdict(list)
+    for event_id in received:
+        by_tail[event_id[-1]].append(int(event_id))
+    assert all(numbers == sorted(numbers) for numbers in by_tail.values())
+
+
+@pytest.mark.kafka
+async def test_compacted_topic_without_key(bus):
+    """A message without a key is refused by a compacted topic, and those with one are not."""
+    topic = await new_topic(bus, cleanup_policy="compact")
+    results = await bus.publish_many([message(topic, key="a"), message(topic), *keyed(topic, 2)])
+    assert [None, "permanent", None, None] == kinds(results)
+    assert "INVALID_RECORD" in str(results[1])
+
+
+# The connection
+
+
+async def test_unreachable_broker():
+    """Nothing is confirmed, nothing is refused: the destination is to blame."""
+    async with KafkaMessageBus(NOWHERE, timeout_seconds=0.5) as bus:
+        results = await bus.publish_many([message("orders"), *keyed("orders", 3)])
+        assert ["destination"] * 4 == kinds(results)
+        assert "Connection refused" in str(results[0])
+        with pytest.raises(BusError, match="does not answer"):
+            await bus.ping()
+
+
+@pytest.mark.kafka
+async def test_wrong_credentials(service, caplog):
+    """A broker that lets us not in is the destination's trouble, and no password is told."""
+    caplog.set_level(logging.DEBUG)
+    settings = {
+        "bootstrap.servers": service("kafka").removeprefix("kafka://"),
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "somebody",
+        "sasl.password": "s3cret-password",
+    }
+    async with KafkaMessageBus(settings, timeout_seconds=1) as bus:
+        (result,) = await bus.publish_many([message("orders")])
+        assert result.kind == "destination"
+        with pytest.raises(BusError) as caught:
+            await bus.ping()
+        subscription = await bus.subscribe("orders", group="g")
+        await asyncio.sleep(0.3)
+        assert not subscription.is_connected()
+    assert "s3cret" not in f"{result}{caught.value}{caplog.text}{bus!r}"
+
+
+class KafkaProxy(Proxy):
+    """Also replaces the address that the broker tells its clients to connect to."""
+
+    async def _forward(self, reader, writer, back, *, upstream):
+        host, port = self.target
+        told, ours = (host.encode() + struct.pack("!i", p) for p in (port, self.port))
+
+        class Rewriting:
+            async def read(self, size: int) -> bytes:
+                return (await reader.read(size)).replace(told, ours)
+
+        await super()._forward(reader if upstream else Rewriting(), writer, back, upstream=upstream)
+
+
+@pytest.mark.kafka
+async def test_connection_cut_in_mid_batch(service, bus):
+    """The client sends again what was cut off: nothing lost, nothing twice, order kept."""
+    topic = await new_topic(bus, partitions=4)
+    sent = keyed(topic, 2000, keys=20)
+    proxy = KafkaProxy.before(service("kafka"))
+    async with proxy, KafkaMessageBus(proxy.url) as shaky:
+        await shaky.publish_many([message(topic, key="first", payload=-1)])
+        before = proxy.accepted
+        proxy.cut_after(100_000)
+        assert not any(await shaky.publish_many(sent))
+        assert proxy.accepted > before
+    async with await read(bus, topic) as reader:
+        received = await reader.messages(2001)
+        assert await reader.silent(0.3)
+    assert by_key(sent) == {k: v for k, v in by_key(received).items() if k != "first"}
+
+
+@pytest.mark.kafka
+async def test_silent_broker(service, bus):
+    """A broker that stops answering leaves outcomes unknown, none confirmed; order is kept."""
+    topic = await new_topic(bus)
+    sent = keyed(topic, 300)
+    proxy = KafkaProxy.before(service("kafka"))
+    async with proxy, KafkaMessageBus(proxy.url, timeout_seconds=2) as shaky:
+        await shaky.publish_many([message(topic, key="k0", payload=-1)])
+        proxy.blackhole = True
+        results = await shaky.publish_many(sent)
+        assert {"unknown", "destination"} >= set(kinds(results))
+        assert all(result is results[0] for result in results)
+        proxy.blackhole = False
+        assert not any(await shaky.publish_many(sent))
+    async with await read(bus, topic) as reader:
+        received: list[int] = []
+        while received.count(299) < 1:
+            received += [m.payload for m in await reader.messages(1)]
+    assert list(range(-1, 300)) == sorted(set(received))
+    assert list(dict.fromkeys(received)) == sorted(set(received))
+
+
+# Members and brokers that die
+
+
+class Effects:
+    """What consumers did, once per message; checks the order of each key."""
+
+    def __init__(self, expected: int) -> None:
+        self.done = asyncio.Event()
+        self.deliveries = 0
+        self._expected = expected
+        self._seen: set[str] = set()
+        self._last: dict[str | None, int] = defaultdict(lambda: -1)
+
+    async def work(self, subscription) -> None:
+        async for delivery in subscription:
+            event = decode(delivery.wire)
+            self.deliveries += 1
+            if event.event_id not in self._seen:
+                self._seen.add(event.event_id)
+                assert self._last[event.order_key] < event.payload, "out of order"
+                self._last[event.order_key] = event.payload
+                if len(self._seen) == self._expected:
+                    self.done.set()
+            await asyncio.sleep(0.002)  # the work
+            with suppress(BusError):  # the partition has gone: it comes again
+                await delivery.ack()
+
+
+@pytest.mark.kafka
+async def test_rebalances(service, bus):
+    """Members come and go every two seconds: nothing lost, order kept, effects once."""
+    topic = await new_topic(bus, partitions=4)
+    effects, began = Effects(2000), time.monotonic()
+    rounds = 0
+
+    async def stay() -> None:
+        await effects.work(await bus.subscribe(topic, group=topic, prefetch=20))
+
+    async def come_and_go() -> None:
+        nonlocal rounds
+        while True:
+            subscription = await bus.subscribe(topic, group=topic, prefetch=20)
+            worker = asyncio.create_task(effects.work(subscription))
+            await asyncio.sleep(2)
+            await subscription.close()
+            await worker
+            rounds += 2
+            await asyncio.sleep(2)
+
+    async def publish() -> None:
+        sent = keyed(topic, 2000, keys=20)
+        for start in range(0, 2000, 100):
+            assert not any(await bus.publish_many(sent[start : start + 100]))
+            await asyncio.sleep(0.5)
+        await asyncio.Event().wait()
+
+    await work_until(effects.done, (stay(), come_and_go(), publish()), seconds=60)
+    seconds = time.monotonic() - began
+    print(
+        f"\n2000 messages in {seconds:.1f} s, {rounds} rebalances, {effects.deliveries} deliveries"
+    )
+    assert rounds >= 4
+    assert effects.deliveries < 2400
+
+
+@pytest.mark.kafka
+async def test_idle_member_leaves(bus):
+    """A member without partitions leaves no ghost for which the others would wait."""
+    topic = await new_topic(bus)
+    first = await read(bus, topic)
+    async with first:
+        await connected(first)
+        async with await read(bus, topic) as idle:
+            await connected(idle)
+    async with await read(bus, topic) as reader:
+        await bus.publish_many(keyed(topic, 1))
+        assert ["0"] == ids(await reader.messages(1))
+
+
+async def connected(reader: Reader) -> None:
+    async with asyncio.timeout(20):
+        while not reader.subscription.is_connected():
+            await asyncio.sleep(0.01)
+
+
+HOLDER = """
+import asyncio, sys
+from semel.transports.kafka import KafkaMessageBus
+
+async def main():
+    bus = KafkaMessageBus(sys.argv[1], consumer_options={"session.timeout.ms": 6000})
+    async for delivery in await bus.subscribe(sys.argv[2], group=sys.argv[2]):
+        if delivery.wire.headers["message_id"] == "0":
+            await delivery.ack()
+            await asyncio.sleep(1)
+        else:
+            print("holds", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.kafka
+async def test_killed_consumer(service):
+    """What a member held when it was killed comes to another one; what it acked does not."""
+    options = {"session.timeout.ms": 6000}
+    async with KafkaMessageBus(service("kafka"), consumer_options=options) as bus:
+        topic = await new_topic(bus)
+        await bus.publish_many(keyed(topic, 3))
+        command = (sys.executable, "-c", HOLDER, service("kafka"), topic)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        holder = await asyncio.create_subprocess_exec(
+            *command, stdout=subprocess.PIPE, env=environment
+        )
+        try:
+            async with asyncio.timeout(30):
+                assert await holder.stdout.readline() == b"holds\n"
+        finally:
+            holder.send_signal(signal.SIGKILL)
+            await holder.wait()
+        async with await read(bus, topic) as reader:
+            assert ["1", "2"] == ids(await reader.messages(2))
+
+
+async def services(*arguments: str) -> int:
+    """Run scripts/services on the server that it started, if it did."""
+    environment = {k: v for k, v in os.environ.items() if k != "SEMEL_TEST_KAFKA_URL"}
+    process = await asyncio.create_subprocess_exec(
+        *(str(ROOT / "scripts/services"), *arguments),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return await process.wait()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+async def test_killed_broker(service):
+    """The broker dies and comes back while we publish and consume: nothing lost, order kept."""
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(KafkaMessageBus(service("kafka"), timeout_seconds=5))
+        topic = await new_topic(bus, partitions=4)
+        effects = Effects(2000)
+        failures: list[str] = []
+
+        async def publish(number: int) -> None:
+            """Publish one key's messages, and again those that were not confirmed."""
+            waiting = [m for m in keyed(topic, 2000, keys=8) if m.order_key == f"k{number}"]
+            while waiting:
+                results = await bus.publish_many(waiting[:10])
+                failed = [result for result in results if result]
+                failures.extend(result.kind for result in failed)
+                waiting = waiting[len(results) - len(failed) :]
+                await asyncio.sleep(0.1)
+            await asyncio.Event().wait()
+
+        async def kill() -> None:
+            await asyncio.sleep(1)
+            if await services("kill", "kafka"):
+                pytest.skip("this Kafka was not started by scripts/services")
+            assert await services("start", "kafka") == 0
+            await asyncio.Event().wait()
+
+        subscription = await bus.subscribe(topic, group=topic, prefetch=50)
+        workers = (effects.work(subscription), kill(), *(publish(n) for n in range(8)))
+        await work_until(effects.done, workers, seconds=90)
+        print(f"\n{len(failures)} failures {set(failures)}, {effects.deliveries} deliveries")
+        assert {"destination", "unknown"} >= set(failures)
+        await bus.ping()
+        assert subscription.is_connected()
