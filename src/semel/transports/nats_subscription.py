@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2s
+from itertools import count
 from typing import Any, Self
 from uuid import uuid4
 
@@ -74,6 +75,10 @@ class NatsSubscription:
         self._ready: deque[NatsDelivery] = deque()
         self._open: set[NatsDelivery] = set()
         self._late: set[str] = set()  # acks that found no connection
+        self._inbox = client.new_inbox()
+        self._answers: dict[str, asyncio.Future[None]] = {}
+        self._numbers = count()
+        self._confirmations: Interest | None = None
         self._arrived = asyncio.Event()
         self._poke = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -135,6 +140,8 @@ class NatsSubscription:
                     lane.held = None
             if self._client.is_connected:
                 await self._client.flush(2)
+            if self._confirmations is not None:
+                await self._confirmations.unsubscribe()
         self._ready.clear()
         self._open.clear()
 
@@ -157,6 +164,7 @@ class NatsSubscription:
                 for lane, subject in zip(self._lanes, self._subjects, strict=True)
             )
         )
+        self._confirmations = await self._client.subscribe(f"{self._inbox}.*", cb=self._confirmed)
         await self._members.join()
         await self._arrange()
         self._task = asyncio.create_task(self._keep(), name=f"semel-nats-{self.topic}")
@@ -169,11 +177,24 @@ class NatsSubscription:
         try:
             if not self._client.is_connected:
                 raise BusError("there is no connection to NATS: the ack is repeated when it is")
-            await self._client.request(delivery.reply, word, timeout=_CONFIRM_SECONDS)
-            await self._ask_again(delivery.lane)
+            inbox, number = self._inbox, str(next(self._numbers))
+            answer = self._answers[number] = asyncio.get_running_loop().create_future()
+            try:
+                await self._client.publish(delivery.reply, word, f"{inbox}.{number}")
+                # The next message comes with the answer, not a round trip after it.
+                await self._ask_again(delivery.lane)
+                async with asyncio.timeout(_CONFIRM_SECONDS):
+                    await answer
+            finally:
+                del self._answers[number]
         except (BusError, *_TROUBLE) as error:
             self._late.add(delivery.reply)
             raise BusError(f"the ack is not confirmed: {describe(error)}") from error
+
+    async def _confirmed(self, message: Msg) -> None:
+        answer = self._answers.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(None)
 
     async def hand_back(self, delivery: NatsDelivery, delay: float) -> None:
         """Ask for the message again."""
