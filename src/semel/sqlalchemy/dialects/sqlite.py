@@ -73,6 +73,8 @@ class Sqlite(Database):
         in between, whatever the busy time-out: so transactions begin as writers, unless the
         connection says `semel_read_only`.
         """
+        while hasattr(engine, "_proxied"):
+            engine = engine._proxied  # noqa: SLF001  copies by execution_options() share listeners
         if event.contains(engine, "begin", _begin):
             return
         event.listen(engine, "connect", _connect)
