@@ -194,6 +194,23 @@ async def test_finding_06_a_sequence_with_a_cache_is_found(database: Database) -
             await storage.check()
 
 
+async def test_fm_p10_clocks_do_not_order_events(storage: SqlAlchemyStorage) -> None:
+    """Writers' clocks may go backwards: the numbers do not."""
+    now = datetime.now(UTC)
+    added = []
+    for minutes in (5, 0, -5):
+        added += await add(storage, "t", key="k", occurred_at=now + timedelta(minutes=minutes))
+    assert added == await ids(storage)
+
+
+async def test_fm_d09_numbers_do_not_run_out(storage: SqlAlchemyStorage, kept: Database) -> None:
+    """They have 64 bits; SQLite's have that by any name."""
+    async with storage.engine.connect() as connection:
+        columns = await connection.run_sync(lambda sync: inspect(sync).get_columns("outbox"))
+    kinds = {column["name"]: str(column["type"]).split("(")[0] for column in columns}
+    assert ("INTEGER" if kept.name == "sqlite" else "BIGINT") == kinds["sequence"]
+
+
 async def test_finding_13_the_order_key(storage: SqlAlchemyStorage) -> None:
     """The key, else the aggregate, else the routing key; one aggregate stays together."""
     async with storage.session_factory.begin() as session:

@@ -91,6 +91,26 @@ def _has(connection: Connection, name: str) -> bool:
     return bool(connection.dialect.has_table(connection, name))
 
 
+@pytest.mark.parametrize("kept", ["mariadb"], indirect=True)
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("sql_mode = ''", "strict mode"), ("auto_increment_increment = 2", "multi-primary")],
+)
+async def test_fm_d12_servers_on_which_promises_would_not_hold(
+    storage: SqlAlchemyStorage, kept: Database, setting: str, said: str
+) -> None:
+    """One that cuts long values, and one that numbers in several places (finding 6)."""
+    options = {"init_command": f"SET SESSION {setting}"}
+    async with SqlAlchemyStorage(kept.url, connect_args=options) as wrong:
+        with pytest.raises(ConfigurationError, match=said):
+            await wrong.ping()
+        async with wrong.session_factory() as session:
+            await SqlAlchemyOutbox(session).add("t", 1)
+            with pytest.raises(ConfigurationError, match=said):
+                await session.commit()
+    assert [] == await shop.types(storage)
+
+
 def test_databases_that_are_not_supported_are_named() -> None:
     """Before anything is sent to them."""
     from sqlalchemy.dialects import oracle

@@ -202,6 +202,8 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
     ) -> Collection[int]:
         """Store FAILED and DEAD under the lease."""
         written: set[int] = set()
+        concerned = {failure.entry.partition for failure in failures} & set(epochs)
+        epochs = {number: epochs[number] for number in concerned}
         async with self._transactions.begin() as connection:
             held = await self._held(connection, instance, epochs)
             for failure in failures:

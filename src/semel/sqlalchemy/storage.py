@@ -36,7 +36,6 @@ from semel.sqlalchemy.schema import check_schema, schema_row
 from semel.sqlalchemy.tables import OutboxControl, OutboxSlot, metadata
 from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
 
-
 #: What a database that refuses or does not answer may raise.
 DATABASE_ERRORS: tuple[type[Exception], ...] = (SQLAlchemyError, OSError)
 

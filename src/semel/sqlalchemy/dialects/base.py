@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from semel.sqlalchemy.dialects.lanes import Lanes
 
 if TYPE_CHECKING:
     from semel.sqlalchemy.rows import Plan
+
+_logger = logging.getLogger("semel.outbox")
 
 
 class Database(Lanes, ABC):
@@ -78,6 +81,13 @@ class Database(Lanes, ABC):
 
     def check_sequence(self, connection: Connection) -> None:
         """Raise `SchemaError` if numbers are not issued one by one, above all that exist."""
+
+    def warn_of_lost_commits(self, setting: str) -> None:
+        """Say aloud what a crash of the server may do under *setting*."""
+        _logger.warning(
+            "%s: a crash of the server may lose transactions whose events are published already",
+            setting,
+        )
 
     def is_missing_table(self, error: DBAPIError) -> bool:
         """Tell whether a statement failed because a table or column does not exist."""

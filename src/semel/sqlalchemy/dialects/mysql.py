@@ -121,7 +121,8 @@ class MySql(Database):
         found = connection.execute(
             text(
                 "SHOW VARIABLES WHERE Variable_name IN "
-                "('sql_mode', 'auto_increment_increment', 'wsrep_on', 'read_only')"
+                "('sql_mode', 'auto_increment_increment', 'wsrep_on', "
+                "'innodb_flush_log_at_trx_commit')"
             )
         )
         variables: dict[str, str] = {row[0]: row[1] for row in found}
@@ -137,6 +138,8 @@ class MySql(Database):
                 "this is a multi-primary cluster: the numbers that it issues are not in the "
                 "order of commits, so events would be published out of order"
             )
+        if (flush := variables.get("innodb_flush_log_at_trx_commit", "1")) not in ("1", "3"):
+            self.warn_of_lost_commits(f"innodb_flush_log_at_trx_commit is {flush}")
 
     def is_missing_table(self, error: DBAPIError) -> bool:
         """Tell undefined tables and columns."""

@@ -205,14 +205,17 @@ class PostgreSql(Database):
 
     def check_server(self, connection: Connection) -> None:
         """Refuse a replica; remember whether constraints are deferred to the commit."""
-        recovering, deferrable = connection.execute(
+        recovering, deferrable, synchronous = connection.execute(
             text(
                 "SELECT pg_is_in_recovery(), "
-                "EXISTS (SELECT 1 FROM pg_constraint WHERE condeferrable)"
+                "EXISTS (SELECT 1 FROM pg_constraint WHERE condeferrable), "
+                "current_setting('synchronous_commit')"
             )
         ).one()
         if recovering:
             raise ConfigurationError("this PostgreSQL server is a replica: connect to the primary")
+        if synchronous == "off":
+            self.warn_of_lost_commits("synchronous_commit is off")
         self._deferrable[connection.dialect] = bool(deferrable)
 
     def check_sequence(self, connection: Connection) -> None:

@@ -89,7 +89,7 @@ class RelayStoreContract(LeaseContract):
         assert [] == await ids(storage, tenant_id="acme", skip_topics=["a"])
 
     async def test_fetch_returns_what_is_not_due_too(self, storage: Storage) -> None:
-        """A new owner must not overlook the FAILED head of a key (finding 8)."""
+        """A new owner must not overlook the FAILED head of a key."""
         first, second = await add(storage, "a", "b", key="k")
         projector = instance()
         epochs = await claim_all(storage, projector)
@@ -122,7 +122,7 @@ class RelayStoreContract(LeaseContract):
     # Outcomes
 
     async def test_acknowledged_rows_are_sent(self, storage: Storage) -> None:
-        """Once; nothing overwrites SENT (finding 23)."""
+        """Once; nothing overwrites SENT."""
         [event_id] = await add(storage, "a", key="k")
         projector = instance()
         epochs = await claim_all(storage, projector)
@@ -216,9 +216,7 @@ class RelayStoreContract(LeaseContract):
             record.retry_after,
         )
 
-    async def test_finding_16_a_zombie_writes_nothing(
-        self, storage: Storage, another: Storage
-    ) -> None:
+    async def test_a_zombie_writes_nothing(self, storage: Storage, another: Storage) -> None:
         """FAILED and DEAD need the lease under its epoch; parking too (failure mode R04)."""
         [event_id] = await add(storage, "a", key="k")
         zombie = instance("zombie", seconds=0.0)
