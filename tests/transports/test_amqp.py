@@ -12,6 +12,7 @@ from pamqp.header import ContentHeader
 from semel.transports.amqp import BatchChannel, supports_batches
 from semel.transports.amqp_frames import Encoder, Outgoing
 from semel.transports.amqp_single import SingleChannel, is_blocked
+from semel.transports.rabbitmq_acks import Acks
 from semel.transports.rabbitmq_errors import ERRORS
 
 
@@ -351,6 +352,57 @@ async def test_other_frames_are_left_to_aiormq(fake):
     await fake.say(ack(1), spec.Channel.FlowOk(True), spec.Channel.Close(200, "bye", 0, 0))
     assert isinstance((await fake.frames.get())[1], spec.Channel.FlowOk)
     assert isinstance((await fake.frames.get())[1], spec.Channel.Close)
+
+
+# Acks
+
+
+class AckedChannel:
+    def __init__(self):
+        self.frames = []
+
+    async def basic_ack(self, tag, *, multiple, wait):
+        self.frames.append((tag, multiple))
+
+
+async def test_acks_in_one_frame():
+    """What is acked without a gap needs one frame; the rest is named one by one, each once."""
+    channel = AckedChannel()
+    acks = Acks(channel, prefetch=100)
+    for tags, frames in [
+        ((2, 1, 3), [(3, True)]),
+        ((5, 7), [(5, False), (7, False)]),
+        ((4,), [(4, True)]),  # 5 was named already
+        ((6, 8), [(8, True)]),
+        ((10,), [(10, False)]),
+    ]:
+        for tag in tags:
+            acks.add(tag)
+        await acks.flush()
+        assert frames == channel.frames
+        channel.frames.clear()
+
+
+async def test_acks_do_not_wait_for_more_than_the_prefetch():
+    """With a prefetch of 1 each ack goes out at once: nothing else would come."""
+    channel = AckedChannel()
+    Acks(channel, prefetch=1).add(1)
+    await asyncio.sleep(0)
+    assert [(1, True)] == channel.frames
+
+
+async def test_acks_go_out_after_a_moment():
+    """A few acks are sent although they do not fill a frame."""
+    channel = AckedChannel()
+    acks = Acks(channel, prefetch=100)
+    acks.add(1)
+    acks.add(2)
+    await asyncio.sleep(0)
+    assert [] == channel.frames
+    async with asyncio.timeout(5):
+        while not channel.frames:
+            await asyncio.sleep(0.001)
+    assert [(2, True)] == channel.frames
 
 
 # The attributes of aiormq

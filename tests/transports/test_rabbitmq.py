@@ -499,7 +499,7 @@ async def test_cancelled_by_the_broker(bus, topic, admin):
     async with await read(bus, topic) as reader:
         await (await admin.channel()).queue_delete(f"{topic}.group")
         async with asyncio.timeout(10):
-            while any(await bus.publish_many(keyed(topic, 1))):  # noqa: ASYNC110  no event
+            while any(await bus.publish_many(keyed(topic, 1))):
                 await asyncio.sleep(0.02)
         assert ["k-0"] == ids(await reader.messages(1))
         assert reader.subscription.is_connected()

@@ -21,6 +21,7 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
 from semel.errors import PublishError, PublishErrorKind, describe
+from semel.transports.amqp_chunk import Chunk
 from semel.transports.amqp_frames import Encoder, Outgoing, returned_id
 from semel.transports.amqp_single import Results, SingleChannel, is_blocked
 from semel.transports.rabbitmq_errors import TROUBLE, closed_by_broker, failure
@@ -39,42 +40,6 @@ def supports_batches(channel: AbstractChannel) -> bool:
         and {"payload", "should_close", "drain_future"}
         <= set(getattr(ChannelFrame, "__dataclass_fields__", ()))
     )
-
-
-class _Chunk:
-    """Messages that are written together, and have consecutive delivery tags."""
-
-    __slots__ = ("done", "errors", "first", "left", "low", "messages", "settled", "size")
-
-    def __init__(self, first: int, messages: Sequence[Outgoing], size: int) -> None:
-        self.first = first
-        self.messages = messages
-        self.size = size
-        self.left = len(messages)
-        self.low = 0  # all before it are settled
-        self.settled = bytearray(len(messages))
-        self.errors: dict[int, PublishError] = {}
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settle(self, start: int, end: int, error: PublishError | None) -> None:
-        for position in range(max(start, self.low), end):
-            if not self.settled[position]:
-                self.settled[position] = 1
-                self.left -= 1
-                if error is not None:
-                    self.errors.setdefault(position, error)
-        if start <= self.low < end:
-            self.low = end
-        if not self.left and not self.done.done():
-            self.done.set_result(None)
-
-    def results(self, missing: PublishError | None) -> Results:
-        if not self.left and not self.errors:
-            return [None] * len(self.messages)
-        return [
-            self.errors.get(position, None if settled else missing)
-            for position, settled in enumerate(self.settled)
-        ]
 
 
 class BatchChannel:
@@ -104,7 +69,7 @@ class BatchChannel:
         self._encoder = Encoder(channel.number, frame_max, mandatory=unroutable is not None)
         self._lock = asyncio.Lock()
         self._room = asyncio.Event()
-        self._chunks: list[_Chunk] = []  # not settled, by their first tag
+        self._chunks: list[Chunk] = []  # not settled, by their first tag
         self._tag = 0
         self._in_flight = self._in_flight_bytes = 0
         self._progress = 0.0
@@ -132,7 +97,7 @@ class BatchChannel:
 
     async def publish(self, messages: Sequence[Outgoing]) -> Results:
         """Write *messages* in order and wait for the confirms; the result at i is for message i."""
-        parts: list[_Chunk | PublishError] = []
+        parts: list[Chunk | PublishError] = []
         position = 0
         while position < len(messages):
             try:
@@ -156,11 +121,11 @@ class BatchChannel:
                 results += part.results(missing)
         return results
 
-    async def _write(self, messages: Sequence[Outgoing], start: int) -> _Chunk:
+    async def _write(self, messages: Sequence[Outgoing], start: int) -> Chunk:
         """Write the next chunk; raise if it is not written at all."""
         frames, size = self._encode(messages, start)
         await self._wait_for_room(len(frames), size)
-        chunk = _Chunk(self._tag + 1, messages[start : start + len(frames)], size)
+        chunk = Chunk(self._tag + 1, messages[start : start + len(frames)], size)
         if not self._chunks:
             self._progress = asyncio.get_running_loop().time()
         self._chunks.append(chunk)
@@ -224,7 +189,7 @@ class BatchChannel:
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._room.wait()
 
-    async def _wait(self, chunk: _Chunk) -> PublishError | None:
+    async def _wait(self, chunk: Chunk) -> PublishError | None:
         """Wait for the confirms; return what is to be said of those that did not come."""
         while not chunk.done.done():
             await asyncio.wait({chunk.done}, timeout=_POLL_SECONDS)
@@ -234,7 +199,7 @@ class BatchChannel:
                 self._progress = asyncio.get_running_loop().time()
                 return failure("blocked in flight")
             self._check_progress()
-        return self._closed if chunk.left else None
+        return (self._closed or failure("not confirmed")) if chunk.left else None
 
     def _check_progress(self) -> None:
         silence = asyncio.get_running_loop().time() - self._progress
@@ -242,7 +207,7 @@ class BatchChannel:
             self.is_stuck = True
             self._fail(failure("not confirmed", f"within {self._confirm_seconds:g} s"))
 
-    def _forget(self, chunk: _Chunk) -> None:
+    def _forget(self, chunk: Chunk) -> None:
         self._in_flight -= len(chunk.messages)
         self._in_flight_bytes -= chunk.size
         self._room.set()

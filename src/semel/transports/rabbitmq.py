@@ -143,7 +143,7 @@ class RabbitMQMessageBus(BaseMessageBus):
             async with passing_channel(connection):
                 pass
         except TROUBLE as error:
-            self._publisher.drop()
+            self._drop_publisher()
             raise bus_error(error, "RabbitMQ does not answer") from error
 
     async def _open(self) -> None:
@@ -163,6 +163,10 @@ class RabbitMQMessageBus(BaseMessageBus):
         await self._consumer.close()
 
     # Publishing
+
+    def _drop_publisher(self) -> None:
+        self._publisher.drop()
+        self._channels.clear()
 
     async def _send(self, batch: Sequence[tuple[int, WireMessage]], outcomes: Outcomes) -> None:
         connection = await self._publisher.get()
@@ -247,7 +251,7 @@ class RabbitMQMessageBus(BaseMessageBus):
         if channel.too_large is not None:
             self._max_message_bytes = min(self._max_message_bytes, channel.too_large)
         if channel.is_stuck:
-            self._publisher.drop()
+            self._drop_publisher()
         routes = {(exchange, outgoing.routing_key) for _, outgoing in items}
         if not any(results):
             if len(self._proven) > _MAX_PROVEN:

@@ -37,9 +37,10 @@ class Link:
         ssl_context: ssl.SSLContext | None,
     ) -> None:
         self._broker = broker
-        self._options: dict[str, Any] = {"name": name, "ssl_context": ssl_context}
-        if isinstance(broker, str) and "heartbeat=" not in broker:
-            self._options["heartbeat"] = str(heartbeat_seconds)
+        self._options: dict[str, Any] = {"ssl_context": ssl_context}
+        for option, value in (("name", name), ("heartbeat", str(heartbeat_seconds))):
+            if isinstance(broker, str) and f"{option}=" not in broker:  # the URL has its own
+                self._options[option] = value
         self._connect_seconds = connect_seconds
         self._connection: PikaConnection | None = None
         self._lock = asyncio.Lock()

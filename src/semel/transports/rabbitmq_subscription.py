@@ -13,6 +13,7 @@ from typing import Any, Self
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from semel.errors import BusError, SemelError, describe
+from semel.transports.rabbitmq_acks import Acks
 from semel.transports.rabbitmq_errors import TROUBLE, calling
 from semel.transports.rabbitmq_link import CALL_SECONDS
 from semel.transports.rabbitmq_topology import Queue
@@ -56,6 +57,7 @@ class RabbitMQSubscription:
         self._queue = queue
         self._prefetch = prefetch
         self._channel: AbstractChannel | None = None
+        self._acks: Acks | None = None
         self._ended = asyncio.Event()  # this consumer, not the subscription
         self._wake = asyncio.Event()
         self._closed = False
@@ -101,6 +103,7 @@ class RabbitMQSubscription:
     async def _attach(self) -> None:
         self._ended = ended = asyncio.Event()
         self._channel = channel = await self._queue.open()
+        self._acks = Acks(channel, prefetch=self._prefetch)
         try:
             await channel.basic_qos(prefetch_count=self._prefetch)
             channel.closing.add_done_callback(lambda _: ended.set())
@@ -116,9 +119,11 @@ class RabbitMQSubscription:
             raise
 
     async def _detach(self) -> None:
-        channel, self._channel = self._channel, None
+        channel, acks = self._channel, self._acks
+        self._channel = self._acks = None
         self._forget()
-        if channel is not None and not channel.is_closed:
+        if channel is not None and acks is not None and not channel.is_closed:
+            await acks.flush()
             with suppress(*TROUBLE):
                 await calling(channel.close())
 
@@ -194,17 +199,14 @@ class RabbitMQSubscription:
             return entry
         return None
 
-    async def ack(self, entry: _Entry, attempt: int) -> None:
+    def ack(self, entry: _Entry, attempt: int) -> None:
         """Tell the broker that *entry* is done."""
-        channel = self._settle(entry, attempt)
+        acks = self._settle(entry, attempt)
         entry.lane.size -= 1
         self._held -= 1
         if not entry.lane.size and entry.lane.key is not None:
             del self._lanes[entry.lane.key]
-        try:
-            await channel.basic_ack(entry.tag, wait=False)
-        except TROUBLE as error:
-            raise BusError(f"not acked, it comes again: {describe(error)}") from error
+        acks.add(entry.tag)
 
     def nack(self, entry: _Entry, attempt: int, delay: float) -> None:
         """Keep *entry* and deliver it again, before what follows of its key."""
@@ -220,14 +222,14 @@ class RabbitMQSubscription:
             lane.delayed -= 1
             self._announce(lane)
 
-    def _settle(self, entry: _Entry, attempt: int) -> AbstractChannel:
-        channel = self._channel
-        if entry.epoch != self._epoch or channel is None:
+    def _settle(self, entry: _Entry, attempt: int) -> Acks:
+        acks = self._acks
+        if entry.epoch != self._epoch or acks is None or not self.is_connected():
             raise BusError("this delivery went back to the broker when its channel closed")
         if not entry.is_open or entry.attempt != attempt:
             raise BusError("this delivery was acked or nacked before")
         entry.is_open = False
-        return channel
+        return acks
 
 
 class RabbitMQDelivery:
@@ -252,7 +254,7 @@ class RabbitMQDelivery:
 
     async def ack(self) -> None:
         """Never deliver this again to this group."""
-        await self._subscription.ack(self._entry, self._attempt)
+        self._subscription.ack(self._entry, self._attempt)
 
     async def nack(self, *, delay: float = 0.0) -> None:
         """Deliver this again after *delay* seconds."""

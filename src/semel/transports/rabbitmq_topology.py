@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +12,10 @@ from aiormq.abc import AbstractChannel, AbstractConnection
 from semel.envelope import MessageEnvelope
 from semel.errors import InvalidMessageError
 from semel.transports.amqp_frames import MAX_SHORT
-from semel.transports.rabbitmq_errors import TROUBLE, bus_error, failure
+from semel.transports.rabbitmq_errors import TROUBLE, bus_error, calling, failure
 from semel.transports.rabbitmq_link import Link, passing_channel
+
+_FRAMES = 1000  # three make a message; aiormq's ten are too few for a stream of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +116,14 @@ class Queue:
     async def open(self) -> AbstractChannel:
         """Return a fresh channel, the queue being there if it is ours to declare."""
         connection = await self.link.get()
-        channel = await connection.channel(publisher_confirms=False)
-        if self.topology.declare:
-            await self.topology.declare_queue(channel, self.topic, self.name)
+        channel = await connection.channel(publisher_confirms=False, frame_buffer_size=_FRAMES)
+        try:
+            if self.topology.declare:
+                await self.topology.declare_queue(channel, self.topic, self.name)
+        except BaseException:
+            with suppress(*TROUBLE):
+                await calling(channel.close())
+            raise
         return channel
 
     async def depth(self) -> int:
