@@ -352,7 +352,7 @@ def _entry(row: Any) -> Entry:
         partition,
         status,
         attempts,
-        wait,
+        None if wait is None else float(wait),  # a Decimal on some databases
         None if order_key is None else (tenant_id, order_key),
         MessageEnvelope.restore(fields),
         created_at,
