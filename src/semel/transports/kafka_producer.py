@@ -80,7 +80,7 @@ _QUIET_SECONDS = 10.0
 _logger = logging.getLogger("semel.transports.kafka")
 
 
-def _refuse(*_: object) -> None:
+def _refuse(*_: object, **__: object) -> None:
     raise KafkaException(KafkaError(KafkaError._PURGE_QUEUE))  # noqa: SLF001
 
 
@@ -250,9 +250,13 @@ class Client:
                 report(position, _SKIPPED)
                 continue
             try:
-                # By position, which is faster: partition, callback, its alias, timestamp, headers.
-                callback = partial(report, position)
-                produce(wire.topic, wire.body, wire.key, -1, callback, None, 0, wire.headers)
+                produce(
+                    wire.topic,
+                    wire.body,
+                    wire.key,
+                    headers=wire.headers,
+                    on_delivery=partial(report, position),
+                )
             except BufferError:
                 return position
             except KafkaException as error:
