@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -109,7 +109,25 @@ class MessageEnvelope:
             own[name] = value
             return value
 
+    def decoded_by(self, decoder: Callable[[MessageEnvelope], Any]) -> MessageEnvelope:
+        """Return this message with a payload that *decoder* makes of it when it is asked for."""
+        other = self.restore(self.__dict__)
+        other.body  # noqa: B018  from here on the payload is made of it
+        other.__dict__.pop("payload", None)
+        other.__dict__["decoder"] = decoder
+        return other
+
+    def upcast(self, payload: Any, schema_version: int) -> MessageEnvelope:
+        """Return this message as it reads in a newer version; `body` stays as it was sent."""
+        other = self.restore(self.__dict__)
+        other.body  # noqa: B018  it would be made of the new payload later
+        other.__dict__.update(payload=payload, schema_version=schema_version)
+        return other
+
     def _decode(self) -> Any:
+        decoder = self.__dict__.get("decoder")
+        if decoder is not None:
+            return decoder(self)
         kind = self.content_type.partition(";")[0].strip().lower()
         if kind == JSON or kind.endswith("+json"):
             return loads_json(self.__dict__.get("document") or self.body)
