@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from typing import Any, Self, TypeVar
 
@@ -18,9 +18,19 @@ from semel.handling import TROUBLE, Handling, Plan
 from semel.health import ConsumerHealthService
 from semel.observer import NullObserver
 from semel.processing import Processor
-from semel.protocols import Clock, MessageBus, Observer, Storage, Subscription, UnitOfWork
+from semel.protocols import (
+    Clock,
+    Delivery,
+    MessageBus,
+    Observer,
+    Serializer,
+    Storage,
+    Subscription,
+    UnitOfWork,
+)
 from semel.retry import RetryPolicy
 from semel.routing import Router
+from semel.serializers import Serializers, Upcasters
 
 H = TypeVar("H", bound=Handler)
 
@@ -35,7 +45,8 @@ class EventConsumer:
     order, up to *concurrency* keys at the same time; *batch_size* above 1 lets messages share
     transactions. A message that fails is tried again as *retry* says, then goes to
     *dead_letter_topic* (`<topic>.dead`). A type without a handler is parked there too, unless
-    *ignore_unknown* is set. *tenants* limits whose messages are accepted.
+    *ignore_unknown* is set. *tenants* limits whose messages are accepted. *serializers* decode
+    what is no JSON, the storage's own by default; *upcasters* bring payloads to the newest version.
 
     >>> consumer = EventConsumer("billing", "orders", bus=bus, storage=storage)  # doctest: +SKIP
     >>> @consumer.on("OrderPlaced")                                              # doctest: +SKIP
@@ -63,6 +74,8 @@ class EventConsumer:
         dead_letter_topic: str | None = None,
         tenants: Collection[str] | None = None,
         keep_payload: bool = False,
+        serializers: Iterable[Serializer] | None = None,
+        upcasters: Upcasters | None = None,
         observer: Observer | None = None,
         health: ConsumerHealthService | None = None,
         clock: Clock | None = None,
@@ -89,7 +102,9 @@ class EventConsumer:
             ignore_unknown=ignore_unknown,
             tenants=None if tenants is None else frozenset(map(check_tenant, tenants)),
             takes_all=self._takes_all,
+            serializers=Serializers(_own(storage) if serializers is None else serializers),
         )
+        self._upcasters = upcasters or Upcasters()
         self._clock = clock or SystemClock()
         self._health: ConsumerHealthService | None = None
         self._label = self.name
@@ -261,10 +276,22 @@ class EventConsumer:
     async def _read(self, subscription: Subscription, dispatcher: Dispatcher) -> None:
         try:
             async for delivery in subscription:
+                if self._router.serializers.must_prepare:
+                    await self._prepare(delivery)
                 await dispatcher.put(self._router.judge(delivery))
         except Exception as error:  # noqa: BLE001  whatever it is, we subscribe again
             _logger.warning("%s: the subscription broke: %s", self.name, describe(error))
             self._error()
+
+    async def _prepare(self, delivery: Delivery) -> None:
+        # Whoever has the schemas may be away: that is not the message's fault, it waits.
+        for number in count(1):
+            try:
+                await self._router.prepare(delivery)
+                break
+            except Exception as error:  # noqa: BLE001  whatever it is, nothing can be decoded
+                _logger.warning("%s: a schema cannot be had yet: %s", self.name, describe(error))
+            await self._clock.sleep(max(0.05, TROUBLE.delay(number)))
 
     async def _rest(self, seconds: float) -> None:
         sleeper = asyncio.create_task(self._clock.sleep(seconds))
@@ -275,6 +302,7 @@ class EventConsumer:
 
     async def _handle(self, message: MessageEnvelope, uow: UnitOfWork) -> None:
         handle: Any = self.handle
+        message = self._upcasters.apply(message)
         await (handle(message, uow) if self._handle_takes_uow else handle(message))
 
     def _handler_name(self, event_type: str) -> str | None:
@@ -314,3 +342,8 @@ class EventConsumer:
         except Exception:  # noqa: BLE001  the reason was told by what failed before
             return False
         return True
+
+
+def _own(storage: Storage) -> tuple[Serializer, ...]:
+    serializer: Serializer | None = getattr(storage, "serializer", None)
+    return () if serializer is None else (serializer,)

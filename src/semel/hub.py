@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -18,7 +18,8 @@ from semel.health import ConsumerHealthService
 from semel.maintenance import Removed, Retention, cleanup
 from semel.observer import NullObserver
 from semel.projector import OutboxProjector
-from semel.protocols import MessageBus, Observer
+from semel.protocols import MessageBus, Observer, Serializer
+from semel.serializers import Upcasters
 from semel.settings import OutboxProjectorConfig
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
@@ -34,7 +35,8 @@ class Hub:
     """One service: what it stores, what it sends, what it listens to.
 
     *name* is the service's name: its consumers' name and group, and the source of its events.
-    Without a *bus* the storage's own database is the broker.
+    Without a *bus* the storage's own database is the broker. *serializers* and *upcasters* are
+    for its consumers.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Hub:
         config: OutboxProjectorConfig | None = None,
         tenant_id: str | None = None,
         retention: Retention | None = None,
+        serializers: Iterable[Serializer] | None = None,
+        upcasters: Upcasters | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.name = check_name("the hub's name", name)
@@ -54,6 +58,8 @@ class Hub:
         self.config = config or OutboxProjectorConfig()
         self.tenant_id = tenant_id
         self.retention = retention or Retention()
+        self.serializers = None if serializers is None else tuple(serializers)
+        self.upcasters = upcasters or Upcasters()
         self.observer = observer or NullObserver()
         if storage.observer is None:
             storage.observer = self.observer
@@ -81,6 +87,8 @@ class Hub:
             bus=self.bus,
             storage=self.storage,
             observer=options.pop("observer", self.observer),
+            serializers=options.pop("serializers", self.serializers),
+            upcasters=options.pop("upcasters", self.upcasters),
             health=None,
             **options,
         )

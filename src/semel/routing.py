@@ -10,9 +10,10 @@ from semel.binding import Binding, Handler, bind
 from semel.dead_letters import Reason
 from semel.dispatch import Item, Verdict
 from semel.envelope import MessageEnvelope, check_name
-from semel.errors import describe
+from semel.errors import WireError, describe
 from semel.hashing import is_json
 from semel.protocols import Delivery, UnitOfWork
+from semel.serializers import Serializers
 from semel.states import InboxStatus
 from semel.wire import decode
 
@@ -28,6 +29,7 @@ class Router:
     ignore_unknown: bool
     tenants: Collection[str] | None
     takes_all: bool
+    serializers: Serializers = field(default_factory=Serializers)
     _bindings: dict[str, list[Binding]] = field(default_factory=dict, init=False)
     _warned: set[str] = field(default_factory=set, init=False)
 
@@ -52,7 +54,7 @@ class Router:
     def judge(self, delivery: Delivery) -> Item:
         """Decode, and decide what can be decided without running anything."""
         try:
-            message = decode(delivery.wire)
+            message = self.serializers.attach(decode(delivery.wire))
         except Exception as error:  # noqa: BLE001  whatever it is, it must not stop the others
             verdict = _parked(Reason.UNDECODABLE, describe(error))
             return Item(delivery=delivery, message=None, verdict=verdict)
@@ -64,12 +66,20 @@ class Router:
             item.ignored = self.ignore_unknown
             if not item.ignored:
                 item.verdict = _parked(Reason.UNKNOWN_TYPE, "no handler for this event type")
-        elif is_json(message.content_type):
+        elif is_json(message.content_type) or self.serializers.reads(message.content_type):
             try:
                 message.payload  # noqa: B018  decoded here, once, or not at all
             except Exception as error:  # noqa: BLE001  the same
                 item.verdict = _parked(Reason.UNDECODABLE, describe(error))
         return item
+
+    async def prepare(self, delivery: Delivery) -> None:
+        """Fetch what decoding needs, such as a schema; raises if it cannot be had now."""
+        try:
+            message = decode(delivery.wire)
+        except WireError:
+            return  # `judge` says so
+        await self.serializers.prepare(message)
 
     def _warn(self, event_type: str) -> None:
         if event_type not in self._warned and len(self._warned) < _MAX_WARNED:

@@ -12,7 +12,7 @@ from semel.envelope import MessageEnvelope
 from semel.errors import PayloadTooLargeError, SerializationError
 from semel.hashing import is_document
 from semel.protocols import Serializer
-from semel.serializers import JSON
+from semel.serializers import JSON, encode
 from semel.sqlalchemy.layout import HOT, SCHEDULED
 
 # Keyless events of one transaction share few slots: each slot is a lock to take.
@@ -73,8 +73,9 @@ def new_row(
     own = envelope.__dict__
     if "body" in own or "document" in own:
         body, content_type = envelope.body, envelope.content_type
+        schema_id, schema_version = envelope.schema_id, envelope.schema_version
     else:
-        body, content_type = serializer.dumps(envelope.payload), serializer.content_type
+        body, content_type, schema_id, schema_version = encode(serializer, envelope)
     if len(body) > limit:
         raise PayloadTooLargeError(
             f"the payload is {len(body)} bytes, the limit is {limit}: store the data elsewhere "
@@ -102,8 +103,8 @@ def new_row(
         None if text is not None else body,
         content_type,
         json.dumps(metadata, separators=(",", ":"), ensure_ascii=False) if metadata else "{}",
-        envelope.schema_id,
-        envelope.schema_version,
+        schema_id,
+        schema_version,
         available_at,
         ordered,
     )
