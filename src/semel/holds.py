@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from semel.relay import Entry, Key
+
+
+class Suspicion(NamedTuple):
+    """When an event last had trouble while others passed, and how often."""
+
+    since: float
+    times: int
 
 
 class Holds:

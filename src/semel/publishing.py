@@ -11,6 +11,7 @@ from semel.breaker import Breaker
 from semel.charging import Charge, Charges
 from semel.destinations import Destinations
 from semel.errors import PublishError, describe
+from semel.holds import Suspicion
 from semel.observer import NullObserver
 from semel.protocols import Clock, MessageBus, Observer
 from semel.relay import Entry, Key, RelayStore
@@ -21,6 +22,8 @@ from semel.tenure import Tenure
 from semel.window import Window
 
 _AGAIN_SECONDS = 0.5
+# So often may an event have trouble while others pass before it is blamed.
+_DOUBT = 3
 # So many failures in a row, one event at a time, are enough to suspect the destination.
 _PATIENCE = 10
 
@@ -153,34 +156,45 @@ class Publisher:
         charges = [item for item in failed.values() if not is_trouble(item[1])]
         troubled = [item for item in failed.values() if is_trouble(item[1])]
         well = True
-        if troubled and confirmed:
-            self._after_trouble(troubled, {entry.envelope.topic for entry in confirmed})
-        elif len(batch) == 1 and troubled and self._is_guilty(batch[0]):
-            self._window.alone[batch[0].sequence] = self._clock.monotonic()
-            charges = troubled
-        elif troubled:
-            self._window.give_back([entry for group, _ in troubled for entry in group])
-            self.destinations.trip(troubled[0][1])
-            well = False
+        if troubled:
+            passed = {entry.envelope.topic for entry in confirmed}
+            well = bool(confirmed) or self._others_passed(batch)
+            if well:
+                charges += self._after_trouble(troubled, passed)
+            else:
+                self._window.give_back([entry for group, _ in troubled for entry in group])
+                self.destinations.trip(troubled[0][1])
         if charges:
             await self._charges.charge(charges)
         return well
 
-    def _after_trouble(self, troubled: Sequence[Charge], passed: set[str]) -> None:
-        """Some events had trouble while others passed: a topic's, or their own."""
+    def _others_passed(self, batch: Sequence[Entry]) -> bool:
+        """Tell whether *batch* is one event, sent alone, whose topic is well."""
+        suspicion = self._window.alone.get(batch[0].sequence) if len(batch) == 1 else None
+        return suspicion is not None and self.destinations.has_passed_since(
+            batch[0].envelope.topic, suspicion.since
+        )
+
+    def _after_trouble(self, troubled: Sequence[Charge], passed: set[str]) -> list[Charge]:
+        """Some events had trouble while others passed: a topic's or their own.
+
+        Each is sent alone from now on; returns those that have failed so too often.
+        """
         now = self._clock.monotonic()
+        guilty: list[Charge] = []
         for group, error in troubled:
-            if error.kind == "destination" and group[0].envelope.topic not in passed:
+            head, alone = group[0], self._window.alone
+            times = alone[head.sequence].times if head.sequence in alone else 0
+            if error.kind == "destination" and not times and head.envelope.topic not in passed:
                 self.destinations.trip_topic(group, error)
+                continue
+            alone[head.sequence] = Suspicion(now, times + 1)
+            if times >= _DOUBT:
+                guilty.append((group, error))
             else:
-                self._window.alone[group[0].sequence] = now
                 pause = random.uniform(0.5, 1.0) * _AGAIN_SECONDS  # noqa: S311  no secret
                 self._window.delay(group, now + pause)
-
-    def _is_guilty(self, entry: Entry) -> bool:
-        """Tell whether others of its topic passed since *entry*, sent alone now, had trouble."""
-        since = self._window.alone.get(entry.sequence)
-        return since is not None and self.destinations.has_passed_since(entry.envelope.topic, since)
+        return guilty
 
     async def _probe(self) -> None:
         """Ask whether the broker answers; then try a batch or, if that failed before, singles."""
@@ -268,7 +282,7 @@ class Publisher:
             if not is_trouble(error):
                 charges.append(([entry], error))
             elif passed.get(topic, -1) > position:
-                self._window.alone[entry.sequence] = now
+                self._window.alone[entry.sequence] = Suspicion(now, _DOUBT)
                 charges.append(([entry], error))
             elif topic not in passed and last > position:
                 self.destinations.trip_topic([entry], error)

@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from semel.holds import Holds
+from semel.holds import Holds, Suspicion
 from semel.lanes import Lanes
 from semel.relay import Entry, Key, Read
 from semel.states import OutboxStatus
@@ -42,8 +42,8 @@ class Window:
         self.holds = Holds()
         self.to_park: list[Entry] = []
         self.overflowed = False
-        #: Rows that had trouble while others passed, and when: each goes in a batch of its own.
-        self.alone: dict[int, float] = {}
+        #: Rows that had trouble while others passed: each goes in a batch of its own.
+        self.alone: dict[int, Suspicion] = {}
         self._ready: deque[Entry] = deque()
         self._keys: dict[Key, _Held] = {}
         self._delayed: list[tuple[float, int, Entry]] = []

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 
 from semel.envelope import MessageEnvelope
 from semel.errors import PublishError
@@ -121,7 +121,7 @@ async def eventually(
             result = condition()
             if result if isinstance(result, bool) else await result:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.02)
 
 
 async def add(
@@ -153,7 +153,7 @@ async def add_many(
 
 def keyed(count: int, keys: int, *, prefix: str = "e") -> list[tuple[str, str]]:
     """Ids and keys: the number after the dash is the order within the key."""
-    return [(f"{prefix}{n % keys}-{n // keys:04d}", f"k{n % keys}") for n in range(count)]
+    return [(f"{prefix}{n % keys}-{n // keys:04d}", f"{prefix}{n % keys}") for n in range(count)]
 
 
 async def rows(storage: SqlAlchemyStorage) -> dict[str, OutboxRecord]:
@@ -167,7 +167,10 @@ async def row(storage: SqlAlchemyStorage, event_id: str) -> OutboxRecord:
 
 
 async def statuses(storage: SqlAlchemyStorage) -> Counter[str]:
-    return Counter(row.status for row in (await rows(storage)).values())
+    status = OutboxRecord.status
+    async with storage.session_factory() as session:
+        found = await session.execute(select(status, func.count()).group_by(status))
+        return Counter({name: number for name, number in found.all()})  # noqa: C416
 
 
 async def all_sent(storage: SqlAlchemyStorage) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from semel.envelope import MessageEnvelope
+from semel.holds import Suspicion
 from semel.relay import Entry
 from semel.window import Window
 
@@ -225,7 +226,7 @@ def test_rows_that_a_dead_owner_was_publishing_go_one_by_one():
 
 def test_a_row_that_had_trouble_goes_in_a_batch_of_its_own():
     target = window(entry(1, None), entry(2, None), entry(3, None))
-    target.alone[2] = 0.0
+    target.alone[2] = Suspicion(0.0, 1)
     assert [1] == numbers(target.take(10, 0.0))
     assert [2] == numbers(target.take(10, 0.0))
     assert [3] == numbers(target.take(10, 0.0))
