@@ -2,30 +2,21 @@
 
 import asyncio
 import logging
-import os
 import re
-import signal
 import struct
-import subprocess
-import sys
-import time
 from collections import defaultdict
-from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError
 
-from semel.envelope import MessageEnvelope
 from semel.errors import BusError
-from semel.testing.contracts.harness import by_key, ids, message, work_until
-from semel.testing.reader import Reader
+from semel.testing.contracts.harness import by_key, ids, message
 from semel.transports.kafka import KafkaMessageBus
 from semel.transports.kafka_producer import ERRORS, OTHER_ERRORS
-from semel.wire import decode
 from tests.proxy import Proxy
 from tests.transports.kafka_mock import MockCluster
+from tests.transports.kafka_tools import keyed, new_topic, read
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "127.0.0.1:1"
@@ -42,22 +33,6 @@ def mock():
 async def bus(service):
     async with KafkaMessageBus(service("kafka")) as bus:
         yield bus
-
-
-async def new_topic(bus, partitions: int = 1, **config: str) -> str:
-    name = f"fault-{uuid4().hex}"
-    settings = {name.replace("_", "."): value for name, value in config.items()}
-    await bus.declare(name, partitions=partitions, config=settings)
-    return name
-
-
-def keyed(topic: str, count: int, keys: int = 1) -> list[MessageEnvelope]:
-    return [message(topic, key=f"k{n % keys}", payload=n, event_id=f"{n}") for n in range(count)]
-
-
-async def read(bus, topic: str, prefetch: int = 100) -> Reader:
-    subscription = await bus.subscribe(topic, group=topic, prefetch=prefetch)
-    return Reader(subscription, patience_seconds=20)
 
 
 def kinds(results) -> list[str | None]:
@@ -288,176 +263,3 @@ async def test_silent_broker(service, bus):
             received += [m.payload for m in await reader.messages(1)]
     assert list(range(-1, 300)) == sorted(set(received))
     assert list(dict.fromkeys(received)) == sorted(set(received))
-
-
-# Members and brokers that die
-
-
-class Effects:
-    """What consumers did, once per message; checks the order of each key."""
-
-    def __init__(self, expected: int) -> None:
-        self.done = asyncio.Event()
-        self.deliveries = 0
-        self._expected = expected
-        self._seen: set[str] = set()
-        self._last: dict[str | None, int] = defaultdict(lambda: -1)
-
-    async def work(self, subscription) -> None:
-        async for delivery in subscription:
-            event = decode(delivery.wire)
-            self.deliveries += 1
-            if event.event_id not in self._seen:
-                self._seen.add(event.event_id)
-                assert self._last[event.order_key] < event.payload, "out of order"
-                self._last[event.order_key] = event.payload
-                if len(self._seen) == self._expected:
-                    self.done.set()
-            await asyncio.sleep(0.002)  # the work
-            with suppress(BusError):  # the partition has gone: it comes again
-                await delivery.ack()
-
-
-@pytest.mark.kafka
-async def test_rebalances(service, bus):
-    """Members come and go every two seconds: nothing lost, order kept, effects once."""
-    topic = await new_topic(bus, partitions=4)
-    effects, began = Effects(2000), time.monotonic()
-    rounds = 0
-
-    async def stay() -> None:
-        await effects.work(await bus.subscribe(topic, group=topic, prefetch=20))
-
-    async def come_and_go() -> None:
-        nonlocal rounds
-        while True:
-            subscription = await bus.subscribe(topic, group=topic, prefetch=20)
-            worker = asyncio.create_task(effects.work(subscription))
-            await asyncio.sleep(2)
-            await subscription.close()
-            await worker
-            rounds += 2
-            await asyncio.sleep(2)
-
-    async def publish() -> None:
-        sent = keyed(topic, 2000, keys=20)
-        for start in range(0, 2000, 100):
-            assert not any(await bus.publish_many(sent[start : start + 100]))
-            await asyncio.sleep(0.5)
-        await asyncio.Event().wait()
-
-    await work_until(effects.done, (stay(), come_and_go(), publish()), seconds=60)
-    seconds = time.monotonic() - began
-    print(
-        f"\n2000 messages in {seconds:.1f} s, {rounds} rebalances, {effects.deliveries} deliveries"
-    )
-    assert rounds >= 4
-    assert effects.deliveries < 2400
-
-
-@pytest.mark.kafka
-async def test_idle_member_leaves(bus):
-    """A member without partitions leaves no ghost for which the others would wait."""
-    topic = await new_topic(bus)
-    first = await read(bus, topic)
-    async with first:
-        await connected(first)
-        async with await read(bus, topic) as idle:
-            await connected(idle)
-    async with await read(bus, topic) as reader:
-        await bus.publish_many(keyed(topic, 1))
-        assert ["0"] == ids(await reader.messages(1))
-
-
-async def connected(reader: Reader) -> None:
-    async with asyncio.timeout(20):
-        while not reader.subscription.is_connected():
-            await asyncio.sleep(0.01)
-
-
-HOLDER = """
-import asyncio, sys
-from semel.transports.kafka import KafkaMessageBus
-
-async def main():
-    bus = KafkaMessageBus(sys.argv[1], consumer_options={"session.timeout.ms": 6000})
-    async for delivery in await bus.subscribe(sys.argv[2], group=sys.argv[2]):
-        if delivery.wire.headers["message_id"] == "0":
-            await delivery.ack()
-            await asyncio.sleep(1)
-        else:
-            print("holds", flush=True)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.kafka
-async def test_killed_consumer(service):
-    """What a member held when it was killed comes to another one; what it acked does not."""
-    options = {"session.timeout.ms": 6000}
-    async with KafkaMessageBus(service("kafka"), consumer_options=options) as bus:
-        topic = await new_topic(bus)
-        await bus.publish_many(keyed(topic, 3))
-        command = (sys.executable, "-c", HOLDER, service("kafka"), topic)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        holder = await asyncio.create_subprocess_exec(
-            *command, stdout=subprocess.PIPE, env=environment
-        )
-        try:
-            async with asyncio.timeout(30):
-                assert await holder.stdout.readline() == b"holds\n"
-        finally:
-            holder.send_signal(signal.SIGKILL)
-            await holder.wait()
-        async with await read(bus, topic) as reader:
-            assert ["1", "2"] == ids(await reader.messages(2))
-
-
-async def services(*arguments: str) -> int:
-    """Run scripts/services on the server that it started, if it did."""
-    environment = {k: v for k, v in os.environ.items() if k != "SEMEL_TEST_KAFKA_URL"}
-    process = await asyncio.create_subprocess_exec(
-        *(str(ROOT / "scripts/services"), *arguments),
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    return await process.wait()
-
-
-@pytest.mark.kafka
-@pytest.mark.slow
-async def test_killed_broker(service):
-    """The broker dies and comes back while we publish and consume: nothing lost, order kept."""
-    async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(KafkaMessageBus(service("kafka"), timeout_seconds=5))
-        topic = await new_topic(bus, partitions=4)
-        effects = Effects(2000)
-        failures: list[str] = []
-
-        async def publish(number: int) -> None:
-            """Publish one key's messages, and again those that were not confirmed."""
-            waiting = [m for m in keyed(topic, 2000, keys=8) if m.order_key == f"k{number}"]
-            while waiting:
-                results = await bus.publish_many(waiting[:10])
-                failed = [result for result in results if result]
-                failures.extend(result.kind for result in failed)
-                waiting = waiting[len(results) - len(failed) :]
-                await asyncio.sleep(0.1)
-            await asyncio.Event().wait()
-
-        async def kill() -> None:
-            await asyncio.sleep(1)
-            if await services("kill", "kafka"):
-                pytest.skip("this Kafka was not started by scripts/services")
-            assert await services("start", "kafka") == 0
-            await asyncio.Event().wait()
-
-        subscription = await bus.subscribe(topic, group=topic, prefetch=50)
-        workers = (effects.work(subscription), kill(), *(publish(n) for n in range(8)))
-        await work_until(effects.done, workers, seconds=90)
-        print(f"\n{len(failures)} failures {set(failures)}, {effects.deliveries} deliveries")
-        assert {"destination", "unknown"} >= set(failures)
-        await bus.ping()
-        assert subscription.is_connected()
