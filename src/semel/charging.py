@@ -83,7 +83,7 @@ class Charges:
         attempts = entry.attempts + 1
         dead = error.kind == "permanent" or policy.gives_up(attempts)
         text = describe(error)
-        self._observer.count("outbox_publish_failures_total", **{"class": error.kind})
+        self._observer.count("outbox_publish_failures_total", 1, **{"class": error.kind})
         return Failure(
             entry=entry,
             attempts=attempts,

@@ -153,7 +153,7 @@ class Publisher:
                 failed.setdefault(entry.key or entry.sequence, ([], result))[0].append(entry)
         self._window.land([e for e in confirmed if (e.key or e.sequence) not in failed])
         self._confirm(confirmed)
-        charges = [item for item in failed.values() if not is_trouble(item[1])]
+        charges: list[Charge] = [i for i in failed.values() if not is_trouble(i[1])]
         troubled = [item for item in failed.values() if is_trouble(item[1])]
         well = True
         if troubled:

@@ -94,7 +94,7 @@ async def drained(consumer: EventConsumer, seconds: float = 30) -> None:
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
     """Wait for what no event tells."""
     async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110  another process or task decides
+        while not await condition():
             await asyncio.sleep(0.005)
 
 

@@ -14,6 +14,7 @@ from semel.errors import SemelError, describe, redact
 from semel.sqlalchemy.storage import DATABASE_ERRORS
 
 _errors = Console(stderr=True)
+_TOLD: tuple[type[Exception], ...] = (SemelError, *DATABASE_ERRORS)
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
@@ -22,7 +23,7 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (SemelError, *DATABASE_ERRORS) as error:
+    except _TOLD as error:
         text = redact(str(error)) if isinstance(error, SemelError) else describe(error)
         _errors.print("[bold red]error:[/]", escape(text), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
