@@ -118,8 +118,8 @@ class Hub:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.storage.close)
             await self.storage.ping()
-            await self.bus.start()
             stack.push_async_callback(self.bus.close)
+            await self._start_bus()
             if projector:
                 await stack.enter_async_context(self._projecting())
             if consumers:
@@ -127,6 +127,14 @@ class Hub:
                     await consumer.start()
                     stack.push_async_callback(consumer.stop)
             yield self
+
+    async def _start_bus(self) -> None:
+        try:
+            await self.bus.start()
+        except ConfigurationError:
+            raise
+        except Exception as error:  # noqa: BLE001  projector and consumers try again
+            _logger.warning("the broker does not answer yet: %s", describe(error))
 
     @asynccontextmanager
     async def _projecting(self) -> AsyncIterator[None]:

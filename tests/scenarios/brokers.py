@@ -170,10 +170,12 @@ class Workload:
 
 
 async def services(*arguments: str) -> None:
-    """Run `scripts/services`."""
+    """Run `scripts/services` on the servers that it started."""
+    given = [name for name in os.environ if name.startswith("SEMEL_TEST_")]
     done = await asyncio.to_thread(
         subprocess.run,
         [str(ROOT / "scripts/services"), *arguments],
+        env={name: value for name, value in os.environ.items() if name not in given},
         check=False,
         capture_output=True,
         text=True,
