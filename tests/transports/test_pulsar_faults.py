@@ -129,7 +129,7 @@ def services(command: str) -> None:
         env=environment,
         check=True,
         capture_output=True,
-        timeout=110,
+        timeout=170,
     )
 
 
@@ -148,7 +148,7 @@ def broker(service):
 
 @pytest.mark.pulsar
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_killed_broker(broker, topic, capsys):
     """A broker killed with SIGKILL and restarted loses nothing, and keys stay in order.
 
