@@ -44,7 +44,7 @@ from semel.protocols import (
     UnitOfWork,
 )
 from semel.retry import RetryPolicy
-from semel.serializers import JsonSerializer
+from semel.serializers import JsonSerializer, Upcasters
 from semel.settings import OutboxProjectorConfig, TopicPolicy
 from semel.sqlalchemy import (
     IdempotencyRecord,
@@ -112,6 +112,7 @@ __all__ = [
     "TransactionMisuseError",
     "UnitOfWork",
     "UnknownCommandError",
+    "Upcasters",
     "WireError",
     "bus_from_url",
     "collect_events_on_flush",

@@ -14,15 +14,26 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 from zlib import crc32
 
-import nats.errors
-import nats.js.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as Interest
-from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
-
 from semel.envelope import check_name
-from semel.errors import BusError, ConfigurationError, InvalidMessageError, PublishError, describe
+from semel.errors import (
+    BusError,
+    ConfigurationError,
+    InvalidMessageError,
+    PublishError,
+    describe,
+    missing_extra,
+)
+
+try:
+    import nats.errors
+    import nats.js.errors
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription as Interest
+    from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
+except ImportError as missing:
+    raise ImportError(missing_extra("NATS", "nats")) from missing
+
 from semel.transports.base import BaseMessageBus, Outcomes
 from semel.transports.nats_delivery import KEY_HEADER
 from semel.transports.nats_publishing import Batch, Flights, classify

@@ -13,18 +13,23 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from redis import exceptions
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from semel.errors import (
     BusError,
     ConfigurationError,
     PublishError,
     PublishErrorKind,
     describe,
+    missing_extra,
 )
+
+try:
+    from redis import exceptions
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+except ImportError as missing:
+    raise ImportError(missing_extra("Redis", "redis")) from missing
+
 from semel.transports import redis_scripts as scripts
 from semel.transports.base import BaseMessageBus, Outcomes
 from semel.transports.redis_subscription import RedisSubscription

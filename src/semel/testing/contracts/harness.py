@@ -87,7 +87,10 @@ def by_key(messages: Sequence[MessageEnvelope]) -> dict[str | None, list[Any]]:
 
 def first_occurrences(messages: Sequence[MessageEnvelope]) -> list[MessageEnvelope]:
     """Return *messages* without those whose id came before."""
-    return list({m.event_id: m for m in reversed(messages)}.values())[::-1]
+    first: dict[str, MessageEnvelope] = {}
+    for message in messages:
+        first.setdefault(message.event_id, message)
+    return list(first.values())
 
 
 async def work_until(
