@@ -21,6 +21,7 @@ from semel.window import Window
 
 _UNSET: Any = object()
 _DATABASE_PAUSE = 1.0
+_GRACE_SECONDS = 5.0
 _logger = logging.getLogger("semel.projector")
 
 
@@ -59,7 +60,10 @@ class OutboxProjector:
         self._bus = message_bus
         self._clock = clock or SystemClock()
         self._observer = observer or NullObserver()
-        self._window = Window(max(1000, 4 * self.config.batch_size))
+        self._window = Window(
+            max(1000, 4 * self.config.batch_size),
+            grace_seconds=min(self.config.lease_seconds, _GRACE_SECONDS),
+        )
         self._tenure = Tenure(
             store,
             self._window,

@@ -36,8 +36,9 @@ class _Held:
 class Window:
     """Rows by state: ready, in flight, delayed, to be parked."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, grace_seconds: float = 0.0) -> None:
         self.capacity = capacity
+        self._grace = grace_seconds
         self.lanes = Lanes()
         self.holds = Holds()
         self.to_park: list[Entry] = []
@@ -136,9 +137,13 @@ class Window:
             lane.highest = max(lane.highest, sequence)
             lane.known[sequence] = entry
             self._size += 1
-            if entry.status == OutboxStatus.PUBLISHING and not lane.taken_over:
-                # Its last owner lived to give the partition back: nobody died of it.
-                entry.status = OutboxStatus.FAILED if entry.attempts else OutboxStatus.NEW
+            if entry.status == OutboxStatus.PUBLISHING:
+                if not lane.taken_over:
+                    # Its last owner lived to give the partition back: nobody died of it.
+                    entry.status = OutboxStatus.FAILED if entry.attempts else OutboxStatus.NEW
+                elif entry.attempts:
+                    # Others shall have gone out before it is tried again.
+                    entry.wait = max(entry.wait or 0.0, self._grace)
             if entry.wait is not None:
                 entry.wait = now + entry.wait
             self._ready.append(entry)

@@ -34,7 +34,12 @@ def die() -> None:
 
 
 class FileBus:
-    """Publishes by appending a line to a file; `killer` is an id that nobody survives."""
+    """Publishes by appending a line to a file.
+
+    `killer` is an id that nobody survives; `half` the place in a batch where the process dies;
+    `stop_at` the call in the middle of which it stops until it is continued, and the last that
+    rejects.
+    """
 
     def __init__(
         self,
@@ -44,12 +49,14 @@ class FileBus:
         delay: float = 0.0,
         killer: str | None = None,
         half: int | None = None,
+        stop_at: int | None = None,
     ) -> None:
         self.path = path
         self.reject = reject
         self.delay = delay
         self.killer = killer
         self.half = half
+        self.stop_at = stop_at
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     async def start(self) -> None:
@@ -73,11 +80,15 @@ class FileBus:
         self, messages: Sequence[MessageEnvelope]
     ) -> Sequence[PublishError | None]:
         await asyncio.sleep(self.delay)
+        if self.stop_at is not None:
+            self.stop_at -= 1
         failed: dict[Any, PublishError] = {}
         results: list[PublishError | None] = []
         for number, message in enumerate(messages):
             if message.event_id == self.killer or number == self.half:
                 die()
+            if self.stop_at == 0 and number == len(messages) // 2:
+                os.kill(os.getpid(), signal.SIGSTOP)
             key = message.key or message.event_id
             if key not in failed and random.random() < self.reject:
                 failed[key] = PublishError("busy")
@@ -85,6 +96,8 @@ class FileBus:
                 line = {"id": message.event_id, "pid": os.getpid()}
                 os.write(self._file, json.dumps(line).encode() + b"\n")
             results.append(failed.get(key))
+        if self.stop_at == 0:
+            self.reject = 0.0
         os.fsync(self._file)
         return results
 
@@ -122,6 +135,19 @@ class Doomed:
         return call
 
 
+def _freeze_after(target: Any, method: str) -> None:
+    """Stop the process, until it is continued, after the first call of a method."""
+    original = getattr(target, method)
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        setattr(target, method, original)
+        result = await original(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return result
+
+    setattr(target, method, call)
+
+
 class Child:
     """A running child process."""
 
@@ -133,6 +159,10 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
+    def is_stopped(self) -> bool:
+        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2]
+        return state.startswith("T")
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -143,6 +173,7 @@ class Child:
 
     async def stopped(self) -> Counter[str]:
         """Stop it with SIGTERM and return what its observer counted."""
+        await eventually(self._counts.exists)  # before, the signal would simply kill it
         self.send(signal.SIGTERM)
         assert 0 == await self.ended()
         return Counter(json.loads(self._counts.read_text()))
@@ -153,7 +184,8 @@ def spawn(url: str, broker: Path, **options: Any) -> Iterator[Child]:
     """Start a child; one that still runs at the end is killed.
 
     ``writes``: how many events to commit, over ``keys`` keys; ``projects``: whether to run a
-    projector; ``kill``: object, method and number of the call that it does not survive;
+    projector; ``kill``: method and number of the call that it does not survive; ``freeze``: method
+    of the store after whose first call it stops;
     the others are arguments of `FileBus` under ``bus`` and settings under ``config``.
     """
     counts = broker.with_name(f"counts-{random.randrange(10**12)}.json")
@@ -188,6 +220,8 @@ async def _main(options: dict[str, Any]) -> Counts:
     counts = Counts()
     async with SqlAlchemyStorage(options["url"]) as storage:
         store: Any = storage.relay
+        if options.get("freeze"):
+            _freeze_after(store, options["freeze"])
         before = bool(method) and method.startswith("before ")
         name = (method or "").removeprefix("before ")
         if name == "publish_many":
@@ -208,6 +242,7 @@ async def _main(options: dict[str, Any]) -> Counts:
             loop.add_signal_handler(
                 signal.SIGTERM, lambda: tasks.append(asyncio.create_task(each.stop()))
             )
+            await asyncio.to_thread(Path(options["counts"]).touch)
         if options.get("writes"):
             kill_at = nth if name == "commit" else None
             await _write(storage, options["writes"], options.get("keys", 5), kill_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.scenarios.relaying import (
     projector,
     rows,
     running,
+    sqlite_only,
 )
 from tests.services import Database
 
@@ -58,7 +60,7 @@ async def test_four_without_faults_send_nothing_twice(storage: SqlAlchemyStorage
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
 async def test_four_processes(storage: SqlAlchemyStorage, database: Database, tmp_path: Path):
-    """R06, R17: the same with processes, and one more that joins while they work."""
+    """R06, R17: the same with processes that know nothing of each other."""
     broker = FileBus(tmp_path / "broker")
     settings = {"max_retry_attempts": 50, "lease_seconds": 10}
     with ExitStack() as stack:
@@ -99,3 +101,41 @@ async def test_joining_and_leaving_share_the_partitions(storage: SqlAlchemyStora
     assert 300 == len(bus.published_ids())
     assert_no_duplicates(bus.published_ids())
     assert_ordered(bus.published_ids())
+
+
+@each_database
+async def test_partitions_are_free_at_once_when_a_projector_stops(
+    storage: SqlAlchemyStorage, database: Database, tmp_path: Path
+):
+    """R20: a successor need not wait for the lease to run out."""
+    broker = FileBus(tmp_path / "broker")
+    await add_many(storage, keyed(20, 5))
+    with spawn(database.url, broker.path, config={"lease_seconds": 60.0}) as child:
+        await eventually(lambda: all_sent(storage))
+        await child.stopped()
+    async with running(projector(storage, broker, lease_seconds=60.0)) as relay:  # type: ignore[arg-type]
+        await eventually(lambda: len(relay.partitions) == 64, seconds=10)
+        await add_many(storage, keyed(20, 5, prefix="more"))
+        await eventually(lambda: all_sent(storage), seconds=10)
+    assert_no_duplicates(broker.ids())
+    await broker.close()
+
+
+@sqlite_only
+async def test_a_killed_projector_is_replaced_within_the_lease_time(
+    storage: SqlAlchemyStorage, database: Database, tmp_path: Path
+):
+    """R02, promise 6: its partitions go to the others when its lease has run out."""
+    broker = FileBus(tmp_path / "broker")
+    with spawn(database.url, broker.path) as child:
+        await add_many(storage, keyed(20, 5))
+        await eventually(lambda: all_sent(storage))
+        async with running(projector(storage, broker)) as relay:  # type: ignore[arg-type]
+            await eventually(lambda: len(relay.partitions) == 32)
+            child.send(signal.SIGKILL)
+            await child.ended()
+            await eventually(lambda: len(relay.partitions) == 64, seconds=1.0 + 5.0)
+            await add_many(storage, keyed(20, 5, prefix="more"))
+            await eventually(lambda: all_sent(storage))
+    assert_ordered(broker.ids())
+    await broker.close()

@@ -11,6 +11,7 @@ from sqlalchemy import Table, and_, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from semel.relay import ALL_TENANTS, Claim, Instance, Standing
+from semel.sqlalchemy.connection import KeptConnection, KeptTransactions
 from semel.sqlalchemy.dialects import database_of
 from semel.sqlalchemy.layout import PARTITIONS
 from semel.sqlalchemy.tables import OutboxControl, OutboxInstance, OutboxLease
@@ -24,13 +25,14 @@ class SqlAlchemyLeases:
     """Instances and leases of projectors."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = relay_engine(engine)
         self._database = database_of(engine.dialect)
+        self._pulse = KeptConnection(engine)
+        self._transactions = KeptTransactions(engine)
 
     async def heartbeat(self, instance: Instance) -> Standing:
         """Register the instance, renew its leases, tell how it stands."""
         now, until = self._database.now(), self._database.later(instance.lease_seconds)
-        async with self._engine.begin() as connection:
+        async with self._pulse.use() as connection:
             seen = await connection.execute(
                 update(_instance).where(_instance.c.id == instance.id).values(heartbeat_at=now)
             )
@@ -76,7 +78,7 @@ class SqlAlchemyLeases:
     async def claim(self, instance: Instance, limit: int) -> Sequence[Claim]:
         """Take free or expired partitions."""
         now, until = self._database.now(), self._database.later(instance.lease_seconds)
-        async with self._engine.begin() as connection:
+        async with self._transactions.begin() as connection:
             # Two scopes that overlap must not both see the other one free.
             await connection.execute(
                 select(OutboxControl.value).where(OutboxControl.name == "scope").with_for_update()
@@ -114,7 +116,7 @@ class SqlAlchemyLeases:
         """Give partitions back."""
         if not partitions:
             return
-        async with self._engine.begin() as connection:
+        async with self._pulse.use() as connection:
             await connection.execute(
                 update(_lease)
                 .where(
@@ -128,7 +130,7 @@ class SqlAlchemyLeases:
     async def retire(self, instance: Instance) -> None:
         """Give everything back and strike the instance off."""
         await self.release(instance, range(PARTITIONS))
-        async with self._engine.begin() as connection:
+        async with self._pulse.use() as connection:
             await connection.execute(delete(_instance).where(_instance.c.id == instance.id))
 
     async def _conflict(self, connection: AsyncConnection, scope: str) -> str | None:

@@ -23,7 +23,7 @@ from semel.envelope import MessageEnvelope
 from semel.relay import Entry, Failure, Instance, Key, Read, Survey
 from semel.sqlalchemy.connection import KeptConnection
 from semel.sqlalchemy.layout import DEAD_BLOCKING, DEAD_RELEASED, HOT, PARKED, SCHEDULED
-from semel.sqlalchemy.leases import SqlAlchemyLeases, relay_engine
+from semel.sqlalchemy.leases import SqlAlchemyLeases
 from semel.sqlalchemy.tables import OutboxLease, OutboxRecord
 from semel.sqlalchemy.wakeup import WakeUp
 from semel.states import OutboxStatus
@@ -45,7 +45,6 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         self._wakeup = WakeUp(engine, notify=notify)
         self._dialect = engine.dialect
         self._columns = self._list_columns()
-        self._transactions = relay_engine(engine)
 
     async def fetch(
         self,
@@ -294,8 +293,8 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
     async def close(self) -> None:
         """Close the connections that are kept."""
         await self._wakeup.close()
-        await self._reader.close()
-        await self._writer.close()
+        for kept in (self._reader, self._writer, self._pulse, self._transactions):
+            await kept.close()
 
 
 def _in_lanes(partitions: Collection[int], base: int, tenant_id: str | None) -> ColumnElement[bool]:

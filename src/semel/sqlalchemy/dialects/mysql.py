@@ -91,6 +91,9 @@ class MySql(Database):
     def prepare_relay(self, connection: Connection) -> None:
         """Keep gap locks out of the relay's statements."""
         connection.execute(text("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"))
+        if getattr(connection.dialect, "is_mariadb", False):
+            # A process that is frozen in the middle of a transaction must not keep others out.
+            connection.execute(text("SET SESSION idle_transaction_timeout = 5"))
 
     @contextmanager
     def serialize_ddl(self, connection: Connection) -> Iterator[None]:

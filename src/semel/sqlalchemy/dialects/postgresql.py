@@ -141,6 +141,8 @@ class PostgreSql(Database):
         )
         # A generic plan compares each row with each known number one by one.
         connection.execute(text("SET plan_cache_mode = force_custom_plan"))
+        # A process that is frozen in the middle of a transaction must not keep others out.
+        connection.execute(text("SET idle_in_transaction_session_timeout = '5s'"))
 
     @contextmanager
     def serialize_ddl(self, connection: Connection) -> Iterator[None]:
