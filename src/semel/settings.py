@@ -12,6 +12,16 @@ from semel.retry import RetryPolicy
 
 OnDead = Literal["block", "skip"]
 
+_FOREVER = 86_400.0
+_POSITIVE = (
+    "sleep_busy",
+    "sleep_idle",
+    "sweep_seconds",
+    "publish_timeout_seconds",
+    "breaker_max_seconds",
+    "breaker_alert_seconds",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPolicy:
@@ -53,12 +63,14 @@ class OutboxProjectorConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.concurrency < 1:
             raise ConfigurationError("batch_size and concurrency must be at least 1")
-        if self.lease_seconds < 1:
-            raise ConfigurationError("lease_seconds must be at least 1")
-        for name in ("sleep_busy", "sleep_idle", "sweep_seconds", "publish_timeout_seconds"):
-            if getattr(self, name) <= 0:
+        if not 1 <= self.lease_seconds < _FOREVER:
+            raise ConfigurationError("lease_seconds must be at least 1, and at most a day")
+        for name in _POSITIVE:
+            # Written so that NaN fails, too.
+            if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be more than 0")
-        if self.on_dead not in ("block", "skip"):
+        policies = [policy.on_dead for policy in self.topics.values() if policy.on_dead is not None]
+        if not {self.on_dead, *policies} <= {"block", "skip"}:
             raise ConfigurationError("on_dead must be 'block' or 'skip'")
         self.retry_for("")
 
