@@ -8,6 +8,7 @@ import random
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from semel.errors import ConfigurationError
 from semel.sqlalchemy.storage import SqlAlchemyStorage
@@ -30,7 +31,7 @@ from tests.scenarios.relaying import (
 from tests.services import Database
 
 
-@pytest.mark.parametrize("database", ["postgres", "postgres-psycopg"], indirect=True)
+@pytest.mark.parametrize("database", ["postgres", "postgres-psycopg", "mariadb"], indirect=True)
 async def test_connections_of_the_relay_are_terminated(database: Database):
     """D04: every 0.2 s all connections of the relay are cut; everything is sent, in order."""
     async with SqlAlchemyStorage(database.url) as admin, SqlAlchemyStorage(database.url) as storage:
@@ -39,18 +40,33 @@ async def test_connections_of_the_relay_are_terminated(database: Database):
         async with running(projector(storage, bus, lease_seconds=3)):
             for round_number in range(5):
                 await add_many(admin, keyed(40, 5, prefix=f"r{round_number}x"))
-                async with admin.engine.begin() as connection:
-                    await connection.execute(
-                        text(
-                            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                        )
-                    )
+                await _cut_others(admin)
                 await asyncio.sleep(0.2)
             await eventually(lambda: _sent(admin))
 
         assert 200 == len(set(bus.published_ids()))
         assert_ordered(bus.published_ids())
+
+
+async def _cut_others(storage: SqlAlchemyStorage) -> None:
+    async with storage.engine.connect() as connection:
+        if storage.engine.dialect.name == "postgresql":
+            await connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            )
+            return
+        found = await connection.scalars(
+            text(
+                "SELECT id FROM information_schema.processlist "
+                "WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+            )
+        )
+        for number in found.all():
+            with contextlib.suppress(DBAPIError):  # it has left by itself
+                await connection.execute(text(f"KILL {number}"))
 
 
 async def _sent(storage: SqlAlchemyStorage) -> bool:
