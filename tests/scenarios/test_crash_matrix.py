@@ -114,7 +114,7 @@ async def test_killed_in_the_middle_of_a_batch(
     await _survive(storage, broker)
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
+@sqlite_only
 async def test_killed_again_and_again(
     storage: SqlAlchemyStorage, database: Database, tmp_path: Path
 ):

@@ -7,8 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from tests.scenarios.processes import FileBus, spawn
 from tests.scenarios.relaying import (
@@ -31,7 +29,7 @@ KILLER = "e0-0001"
 LIVES = 8
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
+@sqlite_only
 async def test_an_event_that_kills_the_process(
     storage: SqlAlchemyStorage, database: Database, tmp_path: Path
 ):
