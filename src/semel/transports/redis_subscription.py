@@ -190,7 +190,8 @@ class RedisSubscription:
                 await self._tick()
                 await self._acks.repeat()
                 await self._trim()
-            except _TROUBLE as error:
+            except (*_TROUBLE, BusError) as error:
+                # Acks that Redis has not taken yet are repeated; the leases must go on.
                 self._troubled(error)
 
     async def _tick(self) -> None:
@@ -244,7 +245,7 @@ class RedisSubscription:
             try:
                 if not await self._fetch():
                     await self._wait()
-            except _TROUBLE as error:
+            except (*_TROUBLE, BusError) as error:
                 self._troubled(error)
                 await asyncio.sleep(0.2)
 
