@@ -73,10 +73,8 @@ async def test_a_service_killed_after_a_commit(
 @pytest.mark.parametrize(
     "point",
     [
-        "heartbeat",
         "claim",
         "survey",
-        "before fetch",
         "before publish_many",
         "before acknowledge",
         "before fail",
