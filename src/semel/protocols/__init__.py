@@ -1,0 +1,26 @@
+"""The seams of semel. A docstring here is a contract: each sentence has a test.
+
+Objects bound to a transaction (`Outbox`, `Inbox`) never commit.
+Objects named `...Store` own their transactions and may be called from anywhere.
+"""
+
+from semel.protocols.basics import Clock, Observer, Serializer
+from semel.protocols.bus import Delivery, MessageBus, Subscription
+from semel.protocols.stores import InboxStore, OutboxStore
+from semel.protocols.work import Inbox, InboxGate, Outbox, Storage, UnitOfWork
+
+__all__ = [
+    "Clock",
+    "Delivery",
+    "Inbox",
+    "InboxGate",
+    "InboxStore",
+    "MessageBus",
+    "Observer",
+    "Outbox",
+    "OutboxStore",
+    "Serializer",
+    "Storage",
+    "Subscription",
+    "UnitOfWork",
+]
