@@ -30,22 +30,35 @@ class InboxStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStats:
-    """Counts by status, and how old the oldest unsent event is."""
+    """Counts by status, and how old the oldest unsent event is.
+
+    A figure whose name is in *capped* (a status, or `blocked_keys`, `scheduled`, `parked`) is at
+    least that: the table has more rows than were looked at. *operations* is the number of
+    operators' interventions so far.
+    """
 
     counts: Mapping[OutboxStatus, int]
     oldest_unsent_seconds: float | None
     blocked_keys: int
     scheduled: int
     parked: int
+    capped: frozenset[str] = frozenset()
+    operations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxStats:
-    """What one consumer's part of the inbox holds."""
+    """What one consumer's part of the inbox holds.
+
+    *redelivered*: records that took more than one attempt. *capped*: all this is about the newest
+    records only, because there are more than were looked at.
+    """
 
     consumer_name: str
     counts: Mapping[InboxStatus, int]
     oldest: datetime | None
+    redelivered: int = 0
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,12 @@ Objects named `...Store` own their transactions and may be called from anywhere.
 
 from semel.protocols.basics import Clock, Observer, Serializer
 from semel.protocols.bus import Delivery, MessageBus, Subscription
-from semel.protocols.stores import InboxStore, OutboxStore
+from semel.protocols.stores import Archive, AuditStore, InboxStore, OutboxStore, WorkerStore
 from semel.protocols.work import Inbox, InboxGate, Outbox, Storage, UnitOfWork
 
 __all__ = [
+    "Archive",
+    "AuditStore",
     "Clock",
     "Delivery",
     "Inbox",
@@ -23,4 +25,5 @@ __all__ = [
     "Storage",
     "Subscription",
     "UnitOfWork",
+    "WorkerStore",
 ]

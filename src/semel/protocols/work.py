@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 if TYPE_CHECKING:
     from semel.aggregate import HasEvents
     from semel.envelope import MessageEnvelope
-    from semel.protocols.stores import InboxStore, OutboxStore
+    from semel.protocols.stores import AuditStore, InboxStore, OutboxStore, WorkerStore
     from semel.relay import RelayStore
     from semel.sqlalchemy.tables import InboxRecord, OutboxRecord
     from semel.states import Admission, InboxStatus, Receipt
@@ -169,6 +169,14 @@ class Storage(Protocol):
     @property
     def inbox(self) -> InboxStore:
         """The operator's side of the inbox."""
+
+    @property
+    def workers(self) -> WorkerStore:
+        """The projectors that run, and their leases."""
+
+    @property
+    def audit(self) -> AuditStore:
+        """What operators did."""
 
     @property
     def relay(self) -> RelayStore:

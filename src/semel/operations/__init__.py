@@ -1,0 +1,31 @@
+"""What operators ask for and are told: filters, pages, counts, reasons. Values only."""
+
+from semel.operations.answers import (
+    BlockedKey,
+    BreakerState,
+    Count,
+    Lease,
+    Page,
+    Progress,
+    Verb,
+    Worker,
+)
+from semel.operations.filters import AuditFilter, InboxFilter, OutboxFilter
+from semel.operations.why import Reason, ReasonKind, Why
+
+__all__ = [
+    "AuditFilter",
+    "BlockedKey",
+    "BreakerState",
+    "Count",
+    "InboxFilter",
+    "Lease",
+    "OutboxFilter",
+    "Page",
+    "Progress",
+    "Reason",
+    "ReasonKind",
+    "Verb",
+    "Why",
+    "Worker",
+]
