@@ -116,9 +116,9 @@ def test_run_names_what_is_wrong_with_the_target() -> None:
 def test_db_check_names_the_command_to_run(tmp_path: Path) -> None:
     """Without tables, `db check` says how to get them; after `db create` it is content."""
     url = f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}"
-    before = run("db", "check", "--url", url)
-    create = run("db", "create", "--url", url)
-    after = run("db", "check", "--url", url)
+    before = run("db", "check", "--database", url)
+    create = run("db", "create", "--database", url)
+    after = run("db", "check", "--database", url)
 
     assert [1, 0, 0] == [before.returncode, create.returncode, after.returncode]
     assert "semel db create" in before.stderr

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from semel import __version__
-from semel.cli import database, demo
-from semel.cli.load import load_hub
-from semel.cli.work import run_async
+from semel.cli import database, demo, logs, relay
 
 app = typer.Typer(
     name="semel",
@@ -20,9 +16,9 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(database.app, name="db")
 app.command("demo")(demo.demo)
-_errors = Console(stderr=True)
+relay.add_to(app)
+app.add_typer(database.app, name="db")
 
 
 def _version(value: bool) -> None:
@@ -40,26 +36,4 @@ def options(
     ] = False,
 ) -> None:
     """Set up logging."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-
-
-@app.command()
-def run(
-    target: Annotated[str, typer.Argument(help="Where the hub is: package.module:name")],
-    *,
-    only: Annotated[
-        str | None, typer.Option(help="Run only the projector, or only the consumers.")
-    ] = None,
-) -> None:
-    """Run a hub's projector and consumers until SIGTERM or Ctrl-C."""
-    if only not in (None, "projector", "consumers"):
-        raise typer.BadParameter("--only takes projector or consumers")
-    hub = load_hub(target)
-    logging.getLogger("semel").setLevel(logging.INFO)
-    _errors.print(f"semel runs {hub.name}: {only or 'projector and consumers'}; Ctrl-C ends it")
-    run_async(
-        hub.run_forever(projector=only != "consumers", consumers=only != "projector"),
-    )
+    logs.set_up(verbose=verbose)

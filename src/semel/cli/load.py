@@ -6,8 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-import typer
-
+from semel.errors import ConfigurationError
 from semel.hub import Hub
 
 
@@ -15,7 +14,7 @@ def load_hub(target: str) -> Hub:
     """Import `package.module:name` and return the hub there."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        raise typer.BadParameter(f"{target!r} is not of the form package.module:name")
+        raise ConfigurationError(f"{target!r} is not of the form package.module:name")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -23,12 +22,12 @@ def load_hub(target: str) -> Hub:
     except ModuleNotFoundError as error:
         if error.name is not None and not module_name.startswith(error.name):
             raise
-        raise typer.BadParameter(
+        raise ConfigurationError(
             f"there is no module {module_name!r} here or on PYTHONPATH"
         ) from None
     found = getattr(module, attribute, None)
     if not isinstance(found, Hub):
         names = [name for name, value in vars(module).items() if isinstance(value, Hub)]
         hint = f"it has {', '.join(names)}" if names else "it has no hub"
-        raise typer.BadParameter(f"{module_name} has no hub named {attribute!r}: {hint}")
+        raise ConfigurationError(f"{module_name} has no hub named {attribute!r}: {hint}")
     return found

@@ -1,29 +1,59 @@
-"""Run what a command does."""
+"""Run what a command does, and end with an exit code that says how it went."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+import traceback
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from semel.errors import SemelError, describe, redact
-from semel.sqlalchemy.storage import DATABASE_ERRORS
+from semel.cli.exits import Exit
+from semel.errors import ConfigurationError, SchemaError, SemelError, describe, redact
 
-_errors = Console(stderr=True)
-_TOLD: tuple[type[Exception], ...] = (SemelError, *DATABASE_ERRORS)
+T = TypeVar("T")
 
 
-def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run *work*; say in one line what went wrong, without a stack."""
-    try:
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run *work*; errors are told as `reported` tells them."""
+    with reported():
         return asyncio.run(work)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Say in one line what goes wrong inside, without a stack, and end with its exit code."""
+    from semel.sqlalchemy.storage import DATABASE_ERRORS
+
+    try:
+        yield
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except _TOLD as error:
-        text = redact(str(error)) if isinstance(error, SemelError) else describe(error)
-        _errors.print("[bold red]error:[/]", escape(text), highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except SemelError as error:
+        fail(redact(str(error)), _code(error))
+    except BrokenPipeError:
+        raise typer.Exit(Exit.OK) from None  # the reader has seen enough
+    except DATABASE_ERRORS as error:
+        fail(describe(error), Exit.UNAVAILABLE)
+    except Exception as error:  # noqa: BLE001  whatever it is, its text may have a secret in it
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        fail(f"{describe(error)}\n{redact(frames)}", Exit.BUG)
+
+
+def _code(error: SemelError) -> Exit:
+    if isinstance(error, ConfigurationError):
+        return Exit.USAGE
+    return Exit.PROBLEM if isinstance(error, SchemaError) else Exit.UNAVAILABLE
+
+
+def fail(text: str, code: Exit) -> NoReturn:
+    """Say *text* on stderr and end with *code*."""
+    console = Console(stderr=True)
+    console.print("[bold red]error:[/]", escape(text), highlight=False, soft_wrap=True)
+    raise typer.Exit(code)

@@ -18,9 +18,16 @@ _checked: WeakKeyDictionary[Dialect, bool] = WeakKeyDictionary()
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise `SchemaError` unless the tables are there and of this version."""
+    """Raise `SchemaError` unless the tables are there and of this version; looks once."""
     if _checked.get(connection.dialect):
         return
+    check_version(connection)
+    database_of(connection.dialect).check_server(connection)
+    _checked[connection.dialect] = True
+
+
+def check_version(connection: Connection) -> None:
+    """The same of the tables alone, with a look at every call."""
     try:
         value = connection.execute(
             select(OutboxControl.value).where(OutboxControl.name == "schema")
@@ -33,8 +40,6 @@ def check_schema(connection: Connection) -> None:
             ) from None
         raise
     verify_schema(value)
-    database_of(connection.dialect).check_server(connection)
-    _checked[connection.dialect] = True
 
 
 def verify_schema(value: Any) -> None:
@@ -62,3 +67,8 @@ def schema_row() -> dict[str, Any]:
         "slots": SLOTS,
         "partitions": PARTITIONS,
     }
+
+
+def control_rows() -> dict[str, Any]:
+    """Return all rows that the control table begins with."""
+    return {"schema": schema_row(), "operations": 0, "pauses": [], "scope": None}

@@ -10,10 +10,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from semel.cli.demo.books import audit
-from semel.cli.demo.display import Display
-from semel.cli.demo.story import Story
-
 _console = Console()
 
 
@@ -41,6 +37,10 @@ def demo(
 
 
 async def _play(folder: Path, orders: int, seed: int) -> bool:
+    from semel.cli.demo.books import audit
+    from semel.cli.demo.display import Display
+    from semel.cli.demo.story import Story
+
     story = Story(folder, orders=orders, seed=seed)
     with Display(_console, orders) as display:
         await story.play(display)

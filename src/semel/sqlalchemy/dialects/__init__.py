@@ -13,6 +13,7 @@ from semel.sqlalchemy.dialects.postgresql import PostgreSql
 from semel.sqlalchemy.dialects.sqlite import Sqlite
 
 __all__ = [
+    "DATABASES",
     "DRIVER_EXTRAS",
     "URL_HINT",
     "Database",
@@ -38,6 +39,8 @@ _DATABASES: dict[str, Database] = {
     "mariadb": MySql(),
     "sqlite": Sqlite(),
 }
+#: The names that SQLAlchemy gives to what semel supports.
+DATABASES = tuple(_DATABASES)
 
 
 def database_of(dialect: Dialect) -> Database:
