@@ -17,6 +17,7 @@ from semel.sqlalchemy.buffer import LENT, has_flushed, join
 from semel.sqlalchemy.emitters import Tracked, emit, has_events
 from semel.sqlalchemy.inbox import SqlAlchemyInbox
 from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES, SqlAlchemyOutbox
+from semel.sqlalchemy.sealing import Seal
 
 T = TypeVar("T")
 SessionFactory = async_sessionmaker[AsyncSession] | Callable[[], AsyncSession]
@@ -51,6 +52,7 @@ class SQLAlchemyUnitOfWork:
         self._session: AsyncSession | None = None
         self._outbox: SqlAlchemyOutbox | None = None
         self._inbox: SqlAlchemyInbox | None = None
+        self._seal: Seal | None = None
         self._tracked = Tracked()
         self._serializer = serializer
         self._limit = max_payload_bytes
@@ -103,14 +105,17 @@ class SQLAlchemyUnitOfWork:
     ) -> None:
         session, self._session = self.session, None
         self._outbox = self._inbox = None
+        kept = self._seal is not None and self._seal.sealed
+        if self._seal is not None:
+            self._seal.left, self._seal = kept, None
         try:
-            if self._joined is None and has_flushed(session.sync_session):
+            if not kept and self._joined is None and has_flushed(session.sync_session):
                 # Closing alone would leave new objects as if they were stored.
                 await session.rollback()
         finally:
             self._tracked.clear()
             self._tracked.leave(session.sync_session)
-            if self._joined is None:
+            if not kept and self._joined is None:
                 await session.close()
 
     def repository(self, entity: type[T]) -> Repository[T]:
@@ -143,8 +148,14 @@ class SQLAlchemyUnitOfWork:
                 "this unit of work is lent to the handler: semel commits it together with the "
                 "inbox row. Remove the commit() from the handler"
             )
+        seal = self._seal if self._seal is not None and self._seal.needed() else None
+        if seal is not None:
+            seal.check()
         await self.collect()
-        if self._joined is None:
+        if seal is not None:
+            await self.session.flush()
+            await seal.close()
+        elif self._joined is None:
             await self.session.commit()
         else:
             await self.session.flush()
@@ -152,6 +163,22 @@ class SQLAlchemyUnitOfWork:
     async def rollback(self) -> None:
         """Undo everything."""
         await self.session.rollback()
+        if self._seal is not None:
+            self._seal.reopen()
+
+    def seal(self, needed: Callable[[], bool]) -> Seal:
+        """Let somebody else end this transaction.
+
+        While *needed* says so, `commit()` flushes and seals: nothing is durable, and leaving the
+        block neither rolls back nor closes. A second `commit()` raises.
+        """
+        if self._joined is not None:
+            raise ConfigurationError(
+                "this unit of work joins another transaction, whose owner commits it: use the "
+                "owner's unit of work in a request with an idempotency key"
+            )
+        self._seal = Seal(self.session, needed)
+        return self._seal
 
 
 class Repository(Generic[T]):
