@@ -195,6 +195,11 @@ class EventConsumer:
             if not runner.cancelled() and (error := runner.exception()) is not None:
                 raise error
 
+    @property
+    def is_running(self) -> bool:
+        """Tell whether it was started and its loop is alive."""
+        return self._runner is not None and not self._runner.done()
+
     async def is_connected(self) -> bool:
         """Tell whether the broker is connected and may deliver."""
         return self._subscription is not None and self._subscription.is_connected()

@@ -69,6 +69,8 @@ class Hub:
         self.health = ConsumerHealthService()
         self.consumers: dict[str, EventConsumer] = {}
         self.projector: OutboxProjector | None = None
+        self.runs: frozenset[str] = frozenset()
+        self._parts: list[AbstractAsyncContextManager[Any]] = []
 
     def consumer(self, topic: str, **options: Any) -> EventConsumer:
         """Return this service's consumer of *topic*; *options* are those of `EventConsumer`."""
@@ -102,6 +104,21 @@ class Hub:
         consumer.watch(self.health, f"{consumer.name}:{consumer.topic}")
         return consumer
 
+    def attach(self, part: AbstractAsyncContextManager[Any]) -> None:
+        """Enter *part* whenever this hub has started, and leave it before the hub stops."""
+        self._parts.append(part)
+
+    def stalled(self, *, after: float) -> list[str]:
+        """Return the loops that should run and do not, or made no turn for *after* seconds."""
+        names = []
+        if "projector" in self.runs:
+            idle = None if self.projector is None else self.projector.seconds_since_turn
+            if idle is None or idle > after:
+                names.append("projector")
+        if "consumers" in self.runs:
+            names += [topic for topic, consumer in self.consumers.items() if not consumer.is_running]
+        return names
+
     def on(self, topic: str, event_type: str) -> Callable[[H], H]:
         """Register a handler for a type of event of a topic."""
         return self.consumer(topic).on(event_type)
@@ -115,6 +132,7 @@ class Hub:
         self, *, projector: bool = True, consumers: bool = True
     ) -> AsyncIterator[Hub]:
         """Run the projector and the consumers while inside; stops them in the right order."""
+        wanted = {"projector": projector, "consumers": consumers and bool(self.consumers)}
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.storage.close)
             await self.storage.ping()
@@ -126,7 +144,14 @@ class Hub:
                 for consumer in self.consumers.values():
                     await consumer.start()
                     stack.push_async_callback(consumer.stop)
+            for part in self._parts:
+                await stack.enter_async_context(part)
+            self.runs = frozenset(name for name, run in wanted.items() if run)
+            stack.callback(self._stopped)
             yield self
+
+    def _stopped(self) -> None:
+        self.runs = frozenset()
 
     async def _start_bus(self) -> None:
         try:

@@ -100,6 +100,7 @@ class OutboxProjector:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._database_at = 0.0
         self._publish_at = 0.0
+        self._turned_at = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -115,6 +116,13 @@ class OutboxProjector:
     def partitions(self) -> frozenset[int]:
         """The partitions that it owns."""
         return frozenset(self._window.lanes)
+
+    @property
+    def seconds_since_turn(self) -> float | None:
+        """How long ago its loop came round, which it does once a minute at least; None: not at all."""
+        if self._running is None or self._running.done():
+            return None
+        return self._clock.monotonic() - self._turned_at
 
     @property
     def published(self) -> int:
@@ -206,7 +214,7 @@ class OutboxProjector:
 
     def _start_jobs(self) -> float:
         """Start whatever is due; return for how many seconds nothing will be."""
-        now = self._clock.monotonic()
+        now = self._turned_at = self._clock.monotonic()
         tenure, tasks = self._tenure, self._tasks
         if tenure.deadline and not tenure.is_valid():
             tenure.expire()

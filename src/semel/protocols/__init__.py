@@ -5,7 +5,7 @@ Objects named `...Store` own their transactions and may be called from anywhere.
 """
 
 from semel.protocols.basics import Clock, Observer, Serializer
-from semel.protocols.bus import Delivery, MessageBus, Subscription
+from semel.protocols.bus import Delivery, LogEntry, MessageBus, MessageLog, Subscription
 from semel.protocols.stores import Archive, AuditStore, InboxStore, OutboxStore, WorkerStore
 from semel.protocols.work import Inbox, InboxGate, Outbox, Storage, UnitOfWork
 
@@ -17,7 +17,9 @@ __all__ = [
     "Inbox",
     "InboxGate",
     "InboxStore",
+    "LogEntry",
     "MessageBus",
+    "MessageLog",
     "Observer",
     "Outbox",
     "OutboxStore",

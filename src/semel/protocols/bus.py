@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from semel.envelope import MessageEnvelope
@@ -73,3 +73,39 @@ class MessageBus(Protocol):
 
     async def subscribe(self, topic: str, *, group: str, prefetch: int = 100) -> Subscription:
         """Members of one group share the topic's messages; every group gets them all."""
+
+
+class LogEntry(NamedTuple):
+    """A message at its place in a log."""
+
+    log: int
+    position: int
+    wire: WireMessage
+
+
+@runtime_checkable
+class MessageLog(Protocol):
+    """A bus that keeps its messages, so that anybody can read them again without a group.
+
+    A topic has one or more logs; a log's number is never used for another one.
+    """
+
+    async def bounds(self, topic: str) -> Mapping[int, tuple[int, int]]:
+        """Return each log's first position that is kept, and the one behind its last.
+
+        Everything below that end can be read, now and in this order.
+        """
+
+    async def read(
+        self, topic: str, positions: Mapping[int, int], *, limit: int
+    ) -> Sequence[LogEntry]:
+        """Return messages of these logs from these positions on, at most *limit* of each log.
+
+        Those of one log come in order and without gaps, those of one key are in one log.
+        """
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call *wake* when messages may have come, until the function returned is called.
+
+        A hint: look now and then without it, too.
+        """

@@ -184,6 +184,16 @@ class SqlAlchemyGroups:
             )
         return await self.seats(member)
 
+    async def bounds(self, topic: str) -> Sequence[tuple[int, int, int]]:
+        """Return each log of *topic*: its id, first position kept, position behind its last."""
+        statement = (
+            select(_partition.c.id, _partition.c.first_position, _partition.c.next_position)
+            .where(_partition.c.topic == topic)
+            .order_by(_partition.c.partition_no)
+        )
+        async with self._connection.use() as connection:
+            return [(row[0], row[1], row[2]) for row in await connection.execute(statement)]
+
     async def fetch(self, reads: Sequence[tuple[int, int, int]]) -> Sequence[Row]:
         """Read logs, each from a position on and up to a limit, with one statement."""
         parameters: dict[str, Any] = {}

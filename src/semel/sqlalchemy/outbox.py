@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util.concurrency import in_greenlet
 
 from semel.clock import SystemClock
+from semel.context import carried
 from semel.envelope import MessageEnvelope, check_tenant, new_event_id
 from semel.errors import ConfigurationError, InvalidMessageError, NoTransactionError
 from semel.observer import NullObserver
@@ -166,6 +167,8 @@ class SqlAlchemyOutbox:
         if self._cause is not None:
             metadata["correlation_id"] = self._cause.correlation_id or self._cause.event_id
             metadata["causation_id"] = self._cause.event_id
+        else:
+            metadata.update(carried())
         self._observer.inject(metadata)
         if given is not None:
             if not isinstance(given, Mapping):

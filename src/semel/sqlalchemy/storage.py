@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast
 
@@ -32,7 +32,7 @@ from semel.sqlalchemy.layout import SLOTS
 from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES
 from semel.sqlalchemy.outbox_store import SqlAlchemyOutboxStore
 from semel.sqlalchemy.relay import SqlAlchemyRelayStore
-from semel.sqlalchemy.schema import check_schema, schema_row
+from semel.sqlalchemy.schema import check_schema, check_version, control_rows
 from semel.sqlalchemy.tables import OutboxControl, OutboxSlot, metadata
 from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
 
@@ -137,10 +137,17 @@ class SqlAlchemyStorage:
 
     async def ping(self) -> None:
         """Raise `StorageError` if the database does not answer, `SchemaError` for bad tables."""
+        await self._ask(check_schema)
+
+    async def check_version(self) -> None:
+        """The same, with a look at the tables' version at each call: for probes."""
+        await self._ask(check_version)
+
+    async def _ask(self, question: Callable[[Connection], None]) -> None:
         try:
             async with self._reader.connect() as connection:
                 await connection.execute(select(1))
-                await connection.run_sync(check_schema)
+                await connection.run_sync(question)
         except DBAPIError as error:
             raise StorageError(f"the database does not answer ({describe(error)})") from None
         except OSError as error:
@@ -184,9 +191,12 @@ def _create(connection: Connection) -> None:
     missing = [{"slot": slot} for slot in range(SLOTS) if slot not in known]
     if missing:
         connection.execute(insert(cast("Table", OutboxSlot.__table__)), missing)
-    rows: dict[str, Any] = {"schema": schema_row(), "operations": 0, "pauses": [], "scope": None}
     present = set(connection.scalars(select(OutboxControl.name)))
-    fresh = [{"name": name, "value": value} for name, value in rows.items() if name not in present]
+    fresh = [
+        {"name": name, "value": value}
+        for name, value in control_rows().items()
+        if name not in present
+    ]
     if fresh:
         connection.execute(insert(cast("Table", OutboxControl.__table__)), fresh)
 

@@ -21,12 +21,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.envelope import MessageEnvelope
 from semel.errors import BusError, ConfigurationError, PublishError, PublishErrorKind, describe
-from semel.protocols import Subscription
+from semel.protocols import LogEntry, Subscription
 from semel.sqlalchemy.bus import NewMessage, SqlAlchemyBusStore
 from semel.sqlalchemy.bus_groups import Member
 from semel.sqlalchemy.rows import slot_of
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.transports.base import BaseMessageBus, Outcomes
+from semel.transports.database_log import to_wire
 from semel.transports.database_subscription import DatabaseSubscription, Pace
 from semel.wire import Mode, WireMessage
 
@@ -66,6 +67,8 @@ class DatabaseMessageBus(BaseMessageBus):
     Messages are deleted when they are older than *retention* (None: never) and every group has
     consumed them; a group that was not seen for *group_expiry* is not waited for.
     """
+
+    system = "database"
 
     def __init__(
         self,
@@ -122,6 +125,36 @@ class DatabaseMessageBus(BaseMessageBus):
         return await self._opened.cleanup(
             retention=self._retention, group_expiry=self._group_expiry, batch_size=_CLEANUP_ROWS
         )
+
+    async def bounds(self, topic: str) -> Mapping[int, tuple[int, int]]:
+        """Return each log's first position that is kept, and the one behind its last."""
+        await self._ready()
+        self.check_topic(topic)
+        try:
+            await self._logs(topic)
+            found = await self._opened.bounds(topic)
+        except Exception as error:
+            raise BusError(_explain(self._opened.cause(error), error)) from error
+        return {identity: (first, end) for identity, first, end in found}
+
+    async def read(
+        self, topic: str, positions: Mapping[int, int], *, limit: int
+    ) -> Sequence[LogEntry]:
+        """Return messages of these logs from these positions on, at most *limit* of each log."""
+        await self._ready()
+        if not positions:
+            return []
+        try:
+            rows = await self._opened.fetch(
+                [(identity, start, limit) for identity, start in positions.items()]
+            )
+        except Exception as error:
+            raise BusError(_explain(self._opened.cause(error), error)) from error
+        return [LogEntry(row.partition_id, row.position, to_wire(topic, row)) for row in rows]
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call *wake* when messages may have come, until the function returned is called."""
+        return self._opened.signal.subscribe(wake)
 
     @property
     def _opened(self) -> SqlAlchemyBusStore:

@@ -79,7 +79,7 @@ class Log:
     def feed(self, rows: Sequence[Row]) -> None:
         """Add messages that were fetched from `fetched` on."""
         for row in rows:
-            wire = WireMessage(self.topic, row.message_key, _headers(row.headers), row.body)
+            wire = to_wire(self.topic, row)
             entry = Entry(self, row.position, wire, int(row.position < self.suspect))
             self._entries[row.position] = entry
             self.waiting.append(entry)
@@ -115,6 +115,11 @@ class Log:
         entry.is_due = due
         self.open -= 1
         insort(self.waiting, entry, key=_by_position)
+
+
+def to_wire(topic: str, row: Row) -> WireMessage:
+    """Return the message of a row as it was sent."""
+    return WireMessage(topic, row.message_key, _headers(row.headers), row.body)
 
 
 def _headers(text: str) -> Mapping[str, str]:
