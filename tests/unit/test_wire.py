@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from semel import wire as wire_module
 from semel.envelope import MessageEnvelope
 from semel.errors import ConfigurationError, WireError
 from semel.wire import WireMessage, decode, encode
+from semel.wire.message import RESERVED
 
 PREFIXES = ["ce_", "ce-", "cloudEvents_", "cloudEvents:"]
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -197,7 +197,7 @@ def text(limit: int, alphabet: st.SearchStrategy[str] | None = None) -> st.Searc
 
 metadata = st.dictionaries(
     st.from_regex(r"[A-Za-z0-9_.-]{1,24}", fullmatch=True)
-    | st.sampled_from([*sorted(wire_module._RESERVED), "correlation_id", "causation_id"]),
+    | st.sampled_from([*sorted(RESERVED), "correlation_id", "causation_id"]),
     st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20),
     max_size=6,
 )

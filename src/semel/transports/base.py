@@ -65,6 +65,8 @@ class BaseMessageBus(ABC):
     `start()` after `close()` opens it again, in any event loop.
     """
 
+    #: The broker's name in metrics and spans.
+    system: ClassVar[str]
     prefix: ClassVar[str] = "ce_"
 
     def __init__(
@@ -146,10 +148,11 @@ class BaseMessageBus(ABC):
         await self._ready()
         outcomes = Outcomes(messages)
         batch: list[tuple[int, WireMessage]] = []
+        encode, admits = self.encode, outcomes.admits
         for index, message in enumerate(messages):
             try:
-                if outcomes.admits(index):
-                    batch.append((index, self.encode(message)))
+                if admits(index):
+                    batch.append((index, encode(message)))
             except (SemelError, ValueError, TypeError) as error:
                 # Python's own errors may quote the value.
                 text = describe(error) if isinstance(error, SemelError) else type(error).__name__
