@@ -65,11 +65,17 @@ def _attributes(
 ) -> dict[str, str]:
     own = envelope.__dict__.get
     subject = own("aggregate_id")
-    kind = (own("source") or source, envelope.event_type, envelope.tenant_id)
     names, shared = _shared(
-        *(prefix, content_type, key is None, subject is None),
-        *kind,
-        *(envelope.schema_version, own("aggregate_type"), own("schema_id")),
+        prefix,
+        content_type,
+        key is None,
+        subject is None,
+        own("source") or source,
+        envelope.event_type,
+        envelope.tenant_id,
+        envelope.schema_version,
+        own("aggregate_type"),
+        own("schema_id"),
     )
     attributes = shared.copy()
     event_id, time, partition_key, about = names
