@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -92,3 +92,52 @@ class Admission(StrEnum):
     NEW = "NEW"
     DUPLICATE = "DUPLICATE"
     CONFLICT = "CONFLICT"
+
+
+class IdempotencyState(StrEnum):
+    """How far a call came: begun; its effects durable; its answer kept, too."""
+
+    STARTED = "STARTED"
+    COMMITTED = "COMMITTED"
+    COMPLETED = "COMPLETED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdempotencyKey:
+    """A client's key, and everything within which it is unique. The key itself is not kept."""
+
+    tenant_id: str
+    principal: str
+    method: str
+    route: str
+    key_hash: str
+    key_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a call was answered, and every repetition of it is."""
+
+    status_code: int
+    headers: Sequence[tuple[str, str]] = ()
+    body: bytes = b""
+
+
+class Verdict(StrEnum):
+    """What the store says of a key."""
+
+    CLAIMED = "CLAIMED"
+    IN_FLIGHT = "IN_FLIGHT"
+    COMPLETED = "COMPLETED"
+    NOT_KEPT = "NOT_KEPT"
+    MISMATCH = "MISMATCH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The verdict; with CLAIMED the token that ends the call, with COMPLETED its answer."""
+
+    key: IdempotencyKey
+    verdict: Verdict
+    token: str = ""
+    answer: Answer | None = None

@@ -6,6 +6,7 @@ Objects named `...Store` own their transactions and may be called from anywhere.
 
 from semel.protocols.basics import Clock, Observer, Serializer
 from semel.protocols.bus import Delivery, LogEntry, MessageBus, MessageLog, Subscription
+from semel.protocols.idempotency import IdempotencyStore
 from semel.protocols.stores import Archive, AuditStore, InboxStore, OutboxStore, WorkerStore
 from semel.protocols.work import Inbox, InboxGate, Outbox, Storage, UnitOfWork
 
@@ -14,6 +15,7 @@ __all__ = [
     "AuditStore",
     "Clock",
     "Delivery",
+    "IdempotencyStore",
     "Inbox",
     "InboxGate",
     "InboxStore",

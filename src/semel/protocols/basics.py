@@ -37,7 +37,11 @@ class Serializer(Protocol):
 
 
 class Observer(Protocol):
-    """Metrics and traces. Must not block, must not raise."""
+    """Metrics and traces. Must not block, must not raise.
+
+    Called per batch where there are batches, from any thread. Names and labels are those of
+    `semel.metrics`.
+    """
 
     def observe(self, operation: Operation) -> AbstractContextManager[None]:
         """Surround an operation; its `outcome` is read at exit."""
@@ -48,8 +52,10 @@ class Observer(Protocol):
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
 
-    def record(self, name: str, value: float, **labels: str) -> None:
-        """Add one observation, in base units, to a distribution."""
+    def record(self, name: str, *values: float, **labels: str) -> None:
+        """Add observations, in base units, to a distribution."""
 
-    def inject(self, metadata: MutableMapping[str, str]) -> None:
-        """Add the current trace context to an outgoing message."""
+    def inject(
+        self, metadata: MutableMapping[str, str], *, topic: str = "", event_id: str = ""
+    ) -> None:
+        """Add the current trace context to the metadata of a message that is being made."""

@@ -107,7 +107,7 @@ class SQLAlchemyUnitOfWork:
         self._outbox = self._inbox = None
         kept = self._seal is not None and self._seal.sealed
         if self._seal is not None:
-            self._seal.left, self._seal = kept, None
+            self._seal.left, self._seal = True, None
         try:
             if not kept and self._joined is None and has_flushed(session.sync_session):
                 # Closing alone would leave new objects as if they were stored.

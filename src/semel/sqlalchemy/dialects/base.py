@@ -41,6 +41,9 @@ class Database(Lanes, ABC):
     collisions_need_locking_reads = False
     # Of the connections whose transactions semel begins and ends by itself.
     own_transaction_options: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
+    # Of those whose transactions have one statement each: isolation matters little, and its
+    # change would cost more round trips than the statement.
+    single_statement_options: Mapping[str, Any] = {}
 
     def name_type(self, length: int) -> TypeEngine[Any]:
         """Return a type of text that compares byte for byte."""
@@ -118,6 +121,12 @@ class Database(Lanes, ABC):
         """Return columns that a locking SELECT adds, so that a lost host cannot hold its locks."""
         return ()
 
+    def stamps(self, stamped: Sequence[str] | Mapping[str, float]) -> dict[str, Any]:
+        """Return the values of columns that the database's clock fills."""
+        if isinstance(stamped, Mapping):
+            return {name: self.later(seconds) for name, seconds in stamped.items()}
+        return dict.fromkeys(stamped, self.now())
+
     def insert_rows(
         self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
     ) -> None:
@@ -131,11 +140,11 @@ class Database(Lanes, ABC):
         table: Table,
         rows: Sequence[Mapping[str, Any]],
         *,
-        stamped: Sequence[str] = (),
+        stamped: Sequence[str] | Mapping[str, float] = (),
     ) -> set[tuple[Any, ...]]:
         """Insert the rows whose primary keys are absent, and return those keys.
 
-        The *stamped* columns get the database's clock.
+        The *stamped* columns get the database's clock, plus seconds if it is a mapping.
         Waits for every transaction that holds one of the keys uncommitted. Rows are locked in
         the given order. A key that is there already leaves the transaction usable.
         """

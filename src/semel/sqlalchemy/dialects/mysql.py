@@ -184,7 +184,7 @@ class MySql(Database):
         table: Table,
         rows: Sequence[Mapping[str, Any]],
         *,
-        stamped: Sequence[str] = (),
+        stamped: Sequence[str] | Mapping[str, float] = (),
     ) -> set[tuple[Any, ...]]:
         """Insert plainly; only error 1062 on the primary key is a duplicate.
 
@@ -192,10 +192,10 @@ class MySql(Database):
         which SQLAlchemy sets, ON DUPLICATE KEY reports a row for a duplicate too.
         """
         names = [column.name for column in table.primary_key.columns]
-        statement = insert(table).values(dict.fromkeys(stamped, self.now()))
+        statement = insert(table).values(self.stamps(stamped))
         inserted: set[tuple[Any, ...]] = set()
         if len(rows) > 1:
-            stamps = dict.fromkeys(stamped, self.now())
+            stamps = self.stamps(stamped)
             try:
                 connection.execute(insert(table).values([{**row, **stamps} for row in rows]))
             except IntegrityError as error:

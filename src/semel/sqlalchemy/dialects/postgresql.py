@@ -114,6 +114,8 @@ class PostgreSql(Database):
         step: ColumnElement[Any] = literal_column("interval '1 second'") * seconds
         return self.now() + step
 
+    # Neither driver sends anything to switch it: BEGIN and COMMIT are saved.
+    single_statement_options: Mapping[str, Any] = {"isolation_level": "AUTOCOMMIT"}
     relay_isolation = "READ COMMITTED"
     can_notify = True
     fetch_is_constant = True
@@ -338,12 +340,12 @@ class PostgreSql(Database):
         table: Table,
         rows: Sequence[Mapping[str, Any]],
         *,
-        stamped: Sequence[str] = (),
+        stamped: Sequence[str] | Mapping[str, float] = (),
     ) -> set[tuple[Any, ...]]:
         """Insert with ON CONFLICT DO NOTHING: a failed insert would abort the transaction."""
         statement = (
             insert(table)
-            .values(dict.fromkeys(stamped, self.now()))
+            .values(self.stamps(stamped))
             .on_conflict_do_nothing()
             .returning(*table.primary_key.columns)
         )

@@ -92,12 +92,12 @@ class Sqlite(Database):
         table: Table,
         rows: Sequence[Mapping[str, Any]],
         *,
-        stamped: Sequence[str] = (),
+        stamped: Sequence[str] | Mapping[str, float] = (),
     ) -> set[tuple[Any, ...]]:
         """Insert with ON CONFLICT DO NOTHING; the wait was at the start of the transaction."""
         statement = (
             insert(table)
-            .values(dict.fromkeys(stamped, self.now()))
+            .values(self.stamps(stamped))
             .on_conflict_do_nothing()
             .returning(*table.primary_key.columns)
         )

@@ -1,0 +1,272 @@
+"""Keys of API calls: claimed by an insert, ended by an update that checks the token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any, TypeVar, cast
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, inspect, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from semel.errors import ConfigurationError, IdempotencyConflictError, StorageError
+from semel.sqlalchemy.buffer import join
+from semel.sqlalchemy.dialects import database_of
+from semel.sqlalchemy.schema import check_schema
+from semel.sqlalchemy.tables import IdempotencyRecord
+from semel.states import Answer, Claim, IdempotencyKey, IdempotencyState, Verdict
+
+T = TypeVar("T")
+
+_CALLS = cast("Table", IdempotencyRecord.__table__)
+_STARTED = IdempotencyState.STARTED.value
+_COLLISIONS = 20
+_RETRY_SECONDS = 1.0
+
+
+class SqlAlchemyIdempotencyStore:
+    """The table `idempotency`; a call without *session* is a transaction of its own."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._database = database_of(engine.dialect)
+        self._engine = engine.execution_options(**self._database.own_transaction_options)
+        self._single = engine.execution_options(**self._database.single_statement_options)
+
+    async def claim(
+        self,
+        key: IdempotencyKey,
+        *,
+        fingerprint: str,
+        lease: timedelta,
+        keep: timedelta,
+        session: AsyncSession | None = None,
+    ) -> Claim:
+        """Claim the key, or tell why not."""
+        # Made once: should an answer of the database be lost, the row tells that it is ours.
+        token = str(uuid4())
+        values = {
+            "key_prefix": key.key_prefix,
+            "fingerprint": fingerprint,
+            "state": _STARTED,
+            "token": token,
+        }
+        stamps = {
+            "created_at": 0.0,
+            "locked_until": lease.total_seconds(),
+            "expires_at": max(lease, keep).total_seconds(),
+        }
+        if session is not None:
+            await session.run_sync(join)  # refuses AUTOCOMMIT
+            return await self._claim(key, values, stamps, session)
+        give_up = monotonic() + _RETRY_SECONDS
+        while True:
+            try:
+                return await self._claim(key, values, stamps, None)
+            except Exception as error:
+                # InnoDB may choose an insert that waits for a delete as a deadlock's victim.
+                if not self._database.is_transient(error) or monotonic() > give_up:
+                    raise
+            await asyncio.sleep(0.01)
+
+    async def _claim(
+        self,
+        key: IdempotencyKey,
+        values: Mapping[str, str],
+        stamps: Mapping[str, float],
+        session: AsyncSession | None,
+    ) -> Claim:
+        claimed = Claim(key=key, verdict=Verdict.CLAIMED, token=values["token"])
+        # Several transactions, if they are ours: who holds the lock of a collision while it
+        # updates is in a deadlock with the next one that does.
+        for _ in range(_COLLISIONS):
+            row = {**_identity(key), **values}
+            if await self._run(
+                lambda c, row=row: self._database.insert_absent(c, _CALLS, [row], stamped=stamps),
+                session,
+            ):
+                return claimed
+            found = await self._run(lambda c: self._read(c, key, joined=session is not None), session)
+            if found is None:
+                continue
+            if found.token == values["token"]:
+                return claimed
+            free = self._free(found)
+            if free is None:
+                return _verdict(key, found, values["fingerprint"])
+            if found.left > 0 and found.fingerprint != values["fingerprint"]:
+                return Claim(key=key, verdict=Verdict.MISMATCH)
+            again = (
+                update(_CALLS)
+                .where(_is(key), _CALLS.c.token == found.token, free)
+                .values(
+                    **values,
+                    **{name: self._database.later(seconds) for name, seconds in stamps.items()},
+                    **dict.fromkeys(("status_code", "headers", "body", "completed_at")),
+                )
+            )
+            if await self._run(lambda c, again=again: c.execute(again).rowcount, session):
+                return claimed
+        raise StorageError("a key of the idempotency table keeps coming and going: see triggers")
+
+    def _read(self, connection: Connection, key: IdempotencyKey, *, joined: bool) -> Any | None:
+        columns = _CALLS.c["state", "token", "fingerprint", "status_code", "headers", "body"]
+        statement = select(
+            *columns,
+            self._database.seconds_until(_CALLS.c.locked_until).label("leased"),
+            self._database.seconds_until(_CALLS.c.expires_at).label("left"),
+        ).where(_is(key))
+        if joined and self._database.collisions_need_locking_reads:
+            statement = statement.with_for_update(read=True)
+        return connection.execute(statement).one_or_none()
+
+    def _free(self, found: Any) -> ColumnElement[bool] | None:
+        """Return under which condition, now true, the key may be taken; None if it may not."""
+        now = self._database.now()
+        if found.left <= 0:
+            return _CALLS.c.expires_at <= now
+        if found.state == _STARTED and found.leased <= 0:
+            return and_(_CALLS.c.state == _STARTED, _CALLS.c.locked_until <= now)
+        return None
+
+    async def renew(self, claim: Claim, *, lease: timedelta) -> bool:
+        """Begin the lease anew; False if the key is no longer ours."""
+        locked_until = self._database.later(lease.total_seconds())
+        statement = update(_CALLS).where(*_ours(claim)).values(locked_until=locked_until)
+        return await self._run(lambda c: c.execute(statement).rowcount) == 1
+
+    async def complete(
+        self,
+        claim: Claim,
+        answer: Answer | None,
+        *,
+        keep: timedelta,
+        session: AsyncSession | None = None,
+    ) -> None:
+        """Keep the answer; raise `IdempotencyConflictError` if the key was taken over."""
+        values: dict[str, Any] = {"state": IdempotencyState.COMMITTED.value}
+        if answer is not None:
+            values = {
+                "state": IdempotencyState.COMPLETED.value,
+                "status_code": answer.status_code,
+                "headers": [list(pair) for pair in answer.headers],
+                "body": answer.body,
+            }
+        statement = (
+            update(_CALLS)
+            .where(*_ours(claim))
+            .values(
+                **values,
+                completed_at=self._database.now(),
+                expires_at=self._database.later(keep.total_seconds()),
+            )
+        )
+        if session is not None:
+            await session.flush()
+        if not await self._run(lambda c: c.execute(statement).rowcount, session):
+            raise IdempotencyConflictError(
+                "the lease of this key ran out and another call has taken it over, or the unit "
+                "of work is on another database than the keys: nothing of this call is kept"
+            )
+
+    async def release(self, key: IdempotencyKey, *, token: str | None = None) -> bool:
+        """Forget the key; with *token* only while it is STARTED under it."""
+        mine = () if token is None else (_CALLS.c.token == token, _CALLS.c.state == _STARTED)
+        statement = delete(_CALLS).where(_is(key), *mine)
+        return await self._run(lambda c: c.execute(statement).rowcount) == 1
+
+    async def get(self, key: IdempotencyKey) -> IdempotencyRecord | None:
+        """Return the row, or None."""
+        async with AsyncSession(self._engine) as session:
+            return await session.scalar(select(IdempotencyRecord).where(_is(key)))
+
+    async def search(
+        self,
+        *,
+        tenant_id: str | None = None,
+        principal: str | None = None,
+        route: str | None = None,
+        state: IdempotencyState | None = None,
+        before: datetime | None = None,
+        limit: int = 50,
+    ) -> Sequence[IdempotencyRecord]:
+        """Newest first; page with *before* = the last row's `created_at`."""
+        equals = {"tenant_id": tenant_id, "principal": principal, "route": route}
+        statement = select(IdempotencyRecord).order_by(IdempotencyRecord.created_at.desc())
+        for name, value in equals.items():
+            if value is not None:
+                statement = statement.where(_CALLS.c[name] == value)
+        if state is not None:
+            statement = statement.where(_CALLS.c.state == IdempotencyState(state).value)
+        if before is not None:
+            statement = statement.where(_CALLS.c.created_at < before)
+        async with AsyncSession(self._engine) as session:
+            return (await session.scalars(statement.limit(limit))).all()
+
+    async def cleanup(self, *, tenant_id: str | None = None, batch_size: int = 10_000) -> int:
+        """Delete expired rows, in transactions of at most *batch_size*."""
+        if batch_size < 1:
+            raise ConfigurationError("batch_size must be at least 1")
+        condition: ColumnElement[bool] = _CALLS.c.expires_at <= self._database.now()
+        if tenant_id is not None:
+            condition = and_(condition, _CALLS.c.tenant_id == tenant_id)
+        statement = self._database.delete_some(_CALLS, condition, limit=batch_size)
+        total = 0
+        while True:
+            async with self._engine.begin() as connection:
+                removed = (await connection.execute(statement)).rowcount
+            total += removed
+            if removed < batch_size:
+                return total
+
+    async def _run(
+        self, function: Callable[[Connection], T], session: AsyncSession | None = None
+    ) -> T:
+        """Call *function* in *session*'s transaction, or in one of its own."""
+        if session is not None:
+
+            def run(sync: Session) -> T:
+                mapper = inspect(IdempotencyRecord)
+                return function(sync.connection(bind_arguments={"mapper": mapper}))
+
+            return await session.run_sync(run)
+
+        def checked(connection: Connection) -> T:
+            check_schema(connection)
+            return function(connection)
+
+        async with self._single.begin() as connection:
+            return await connection.run_sync(checked)
+
+
+def _identity(key: IdempotencyKey) -> dict[str, str]:
+    return {
+        "tenant_id": key.tenant_id,
+        "principal": key.principal,
+        "method": key.method,
+        "route": key.route,
+        "key_hash": key.key_hash,
+    }
+
+
+def _is(key: IdempotencyKey) -> ColumnElement[bool]:
+    return and_(*(_CALLS.c[name] == value for name, value in _identity(key).items()))
+
+
+def _ours(claim: Claim) -> tuple[ColumnElement[bool], ...]:
+    return _is(claim.key), _CALLS.c.token == claim.token, _CALLS.c.state == _STARTED
+
+
+def _verdict(key: IdempotencyKey, found: Any, fingerprint: str) -> Claim:
+    if found.fingerprint != fingerprint:
+        return Claim(key=key, verdict=Verdict.MISMATCH)
+    if found.state == IdempotencyState.COMPLETED:
+        headers = [(name, value) for name, value in found.headers]
+        answer = Answer(status_code=found.status_code, headers=headers, body=bytes(found.body))
+        return Claim(key=key, verdict=Verdict.COMPLETED, answer=answer)
+    if found.state == IdempotencyState.COMMITTED and found.leased <= 0:
+        return Claim(key=key, verdict=Verdict.NOT_KEPT)
+    return Claim(key=key, verdict=Verdict.IN_FLIGHT)
