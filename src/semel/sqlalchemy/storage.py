@@ -27,6 +27,7 @@ from semel.protocols import Observer, Serializer, UnitOfWork
 from semel.sqlalchemy import bus_tables as _bus_tables  # noqa: F401  part of the metadata
 from semel.sqlalchemy.buffer import LENT
 from semel.sqlalchemy.dialects import DRIVER_EXTRAS, URL_HINT, Database, database_of
+from semel.sqlalchemy.idempotency import SqlAlchemyIdempotencyStore
 from semel.sqlalchemy.inbox import SqlAlchemyInboxGate, SqlAlchemyInboxStore
 from semel.sqlalchemy.layout import SLOTS
 from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES
@@ -84,6 +85,7 @@ class SqlAlchemyStorage:
         self._reader = self.engine.execution_options(semel_read_only=True)
         self.outbox = SqlAlchemyOutboxStore(self.engine)
         self.inbox = SqlAlchemyInboxStore(self.engine)
+        self.idempotency = SqlAlchemyIdempotencyStore(self.engine)
         self.relay = SqlAlchemyRelayStore(self.engine, notify=notify)
 
     @property
