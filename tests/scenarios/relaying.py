@@ -17,6 +17,7 @@ from semel.errors import PublishError
 from semel.observer import NullObserver
 from semel.projector import OutboxProjector
 from semel.settings import OutboxProjectorConfig
+from semel.sqlalchemy.layout import PARKED
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.sqlalchemy.tables import OutboxRecord
 from semel.transports.memory import InMemoryMessageBus
@@ -198,3 +199,20 @@ def assert_ordered(ids: Iterable[str]) -> None:
 
 def assert_no_duplicates(ids: Sequence[str]) -> None:
     assert [] == [event_id for event_id, number in Counter(ids).items() if number > 1]
+
+
+async def in_lane(storage: SqlAlchemyStorage, base: int) -> int:
+    """How many rows are in the lanes from *base* on."""
+    async with storage.session_factory() as session:
+        query = select(func.count()).where(OutboxRecord.lane.between(base, base + 63))
+        return await session.scalar(query) or 0
+
+
+async def parked(storage: SqlAlchemyStorage, number: int) -> bool:
+    return await in_lane(storage, PARKED) == number
+
+
+async def untouched(storage: SqlAlchemyStorage) -> None:
+    for item in (await rows(storage)).values():
+        assert 0 == item.retry_count
+        assert item.status != "DEAD"

@@ -28,6 +28,7 @@ from tests.scenarios.relaying import (
     running,
     sqlite_only,
     statuses,
+    untouched,
 )
 
 #: More probes than an event has attempts.
@@ -42,12 +43,6 @@ def raise_for(*event_ids: str):
     return script
 
 
-async def _untouched(storage: SqlAlchemyStorage) -> None:
-    for item in (await rows(storage)).values():
-        assert 0 == item.retry_count
-        assert item.status != "DEAD"
-
-
 @each_database
 async def test_an_outage_longer_than_all_retries(storage: SqlAlchemyStorage):
     """R14: attempts are untouched, nothing is DEAD, everything drains afterwards, in order."""
@@ -56,11 +51,11 @@ async def test_an_outage_longer_than_all_retries(storage: SqlAlchemyStorage):
     await add_many(storage, keyed(100, 10))
     async with running(projector(storage, bus, observer=counts, max_retry_attempts=2)):
         await eventually(lambda: bus.pings >= MANY)
-        await _untouched(storage)
+        await untouched(storage)
         assert 1 == counts.gauges["outbox_circuit_open the broker"]
         bus.faults.outage = False
         await eventually(lambda: all_sent(storage))
-    await _untouched(storage)
+    await untouched(storage)
     assert_no_duplicates(bus.published_ids())
     assert_ordered(bus.published_ids())
     assert 0 == counts.gauges["outbox_circuit_open the broker"]
@@ -78,10 +73,10 @@ async def test_trouble_that_the_broker_reports_per_message(
     await add_many(storage, keyed(50, keys))
     async with running(projector(storage, bus, max_retry_attempts=2)):
         await eventually(lambda: bus.pings >= MANY)
-        await _untouched(storage)
+        await untouched(storage)
         bus.faults.clear()
         await eventually(lambda: all_sent(storage))
-    await _untouched(storage)
+    await untouched(storage)
     assert_no_duplicates(bus.published_ids())
     assert_ordered(bus.published_ids())
 
@@ -94,7 +89,7 @@ async def test_an_exception_that_escapes_for_every_batch(storage: SqlAlchemyStor
     await add_many(storage, keyed(50, 5))
     async with running(projector(storage, bus, max_retry_attempts=2)):
         await eventually(lambda: bus.pings >= MANY)
-        await _untouched(storage)
+        await untouched(storage)
         bus.script = None
         await eventually(lambda: all_sent(storage))
     assert_no_duplicates(bus.published_ids())
@@ -111,7 +106,7 @@ async def test_a_full_window_of_one_topic_in_an_outage_recovers(storage: SqlAlch
         await eventually(lambda: bool(relay._publisher.destinations.topics))
         bus.faults.clear()
         await eventually(lambda: all_sent(storage))
-    await _untouched(storage)
+    await untouched(storage)
     assert_no_duplicates(bus.published_ids())
     assert_ordered(bus.published_ids())
 
@@ -127,7 +122,7 @@ async def test_a_broker_that_never_answers(storage: SqlAlchemyStorage):
     await add_many(storage, keyed(10, 5))
     async with running(projector(storage, bus, publish_timeout_seconds=0.05)):
         await eventually(lambda: bus.pings >= MANY)
-        await _untouched(storage)
+        await untouched(storage)
         bus.script = None
         await eventually(lambda: all_sent(storage))
 
@@ -180,7 +175,7 @@ async def test_unknown_outcomes_are_resent_with_the_same_id(storage: SqlAlchemyS
     await add_many(storage, keyed(60, 6))
     async with running(projector(storage, bus)):
         await eventually(lambda: all_sent(storage))
-    await _untouched(storage)
+    await untouched(storage)
     assert 20 == lost.hits
     assert 60 + 20 == len(bus.published_ids())
     assert 60 == len(set(bus.published_ids()))
@@ -195,7 +190,7 @@ async def test_a_connection_lost_in_mid_batch(storage: SqlAlchemyStorage):
     bus.faults.cut_batch(7)
     async with running(projector(storage, bus, concurrency=1)):
         await eventually(lambda: all_sent(storage))
-    await _untouched(storage)
+    await untouched(storage)
     assert 60 + 7 == len(bus.published_ids())
     assert_ordered(bus.published_ids())
 
@@ -255,87 +250,6 @@ async def test_a_poison_event_is_not_tried_in_a_hot_loop_while_others_pass(
         await eventually(lambda: len(bus.published_ids()) >= 400)
         await _pass_others_until_dead(storage, "bad")
     assert bus.tried("bad") <= 12
-
-
-@each_database
-async def test_a_missing_topic_stops_no_other(storage: SqlAlchemyStorage):
-    """R11: its events wait untouched, in order, and go out when it exists."""
-    bus, counts = ScriptedBus(), Counts()
-    missing = bus.faults.reject(lambda m: m.topic == "missing", kind="destination")
-    await add_many(storage, keyed(50, 5), topic="missing")
-    await add_many(storage, keyed(50, 5, prefix="other"), topic="present")
-    async with running(projector(storage, bus, observer=counts)):
-        await eventually(lambda: len(bus.published_ids("present")) == 50)
-        await eventually(lambda: counts.gauges.get("outbox_circuit_open missing") == 1)
-        before = missing.hits
-        await add_many(storage, keyed(50, 5, prefix="more"), topic="present")
-        await eventually(lambda: len(bus.published_ids("present")) == 100)
-        await eventually(lambda: missing.hits >= before + 3)
-        await _untouched(storage)
-        bus.faults.clear()
-        await eventually(lambda: all_sent(storage))
-    assert 0 == counts.gauges["outbox_circuit_open missing"]
-    assert_no_duplicates(bus.published_ids())
-    assert_ordered(bus.published_ids())
-
-
-@sqlite_only
-async def test_a_missing_topic_with_more_events_than_the_window_stops_no_other(
-    storage: SqlAlchemyStorage,
-):
-    """R11: the others are found behind a window full of events that cannot be sent."""
-    bus = ScriptedBus()
-    bus.faults.reject(lambda m: m.topic == "missing", kind="destination")
-    await add_many(storage, keyed(2500, 50), topic="missing")
-    await add_many(storage, keyed(50, 5, prefix="other"), topic="present")
-    async with running(projector(storage, bus)):
-        await eventually(lambda: len(bus.published_ids("present")) == 50)
-        await _untouched(storage)
-        bus.faults.clear()
-        await eventually(lambda: all_sent(storage))
-    assert_no_duplicates(bus.published_ids())
-    assert_ordered(bus.published_ids())
-
-
-@sqlite_only
-async def test_a_slow_probe_of_a_topic_is_made_once_at_a_time(storage: SqlAlchemyStorage):
-    """While one probe is under way, no second one starts."""
-    at_once: list[int] = []
-    inside = 0
-
-    async def script(messages: Sequence[MessageEnvelope]) -> None:
-        nonlocal inside
-        if messages[0].topic == "missing" and len(messages) == 1:
-            inside += 1
-            at_once.append(inside)
-            await asyncio.sleep(0.2)
-            inside -= 1
-
-    bus = ScriptedBus(script)
-    bus.faults.reject(lambda m: m.topic == "missing", kind="destination")
-    await add_many(storage, [("m-0000", "m"), ("m-0001", "m")], topic="missing")
-    await add_many(storage, keyed(5, 5, prefix="other"), topic="present")
-    async with running(projector(storage, bus)):
-        await eventually(lambda: len(at_once) >= 3)
-    assert {1} == set(at_once)
-
-
-@sqlite_only
-async def test_a_topic_in_trouble_does_not_keep_a_partition_from_being_handed_over(
-    storage: SqlAlchemyStorage,
-):
-    """R17: the newcomer gets its share although a probe waits for the topic."""
-    bus = ScriptedBus()
-    bus.faults.reject(lambda m: m.topic == "missing", kind="destination")
-    await add_many(storage, keyed(64, 64), topic="missing")
-    await add_many(storage, keyed(5, 5, prefix="other"), topic="present")
-    first = projector(storage, bus, breaker_max_seconds=60.0)
-    async with running(first):
-        await eventually(lambda: bool(first._publisher.destinations.topics))
-        second = projector(storage, bus)
-        async with running(second):
-            await eventually(lambda: len(second.partitions) == len(first.partitions) == 32)
-            bus.faults.clear()
 
 
 @sqlite_only

@@ -6,14 +6,12 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import func, select
 
 from semel.envelope import MessageEnvelope
 from semel.retry import RetryPolicy
 from semel.settings import TopicPolicy
-from semel.sqlalchemy.layout import PARKED, SCHEDULED
+from semel.sqlalchemy.layout import SCHEDULED
 from semel.sqlalchemy.storage import SqlAlchemyStorage
-from semel.sqlalchemy.tables import OutboxRecord
 from tests.scenarios.relaying import (
     Counts,
     ScriptedBus,
@@ -25,7 +23,9 @@ from tests.scenarios.relaying import (
     each_database,
     eventually,
     execute,
+    in_lane,
     keyed,
+    parked,
     projector,
     row,
     rows,
@@ -43,13 +43,6 @@ def is_bad(message: MessageEnvelope) -> bool:
 
 async def _dead(storage: SqlAlchemyStorage, number: int = 1) -> bool:
     return (await statuses(storage))["DEAD"] == number
-
-
-async def _in_lane(storage: SqlAlchemyStorage, base: int) -> int:
-    """How many rows are in the lanes from *base* on."""
-    async with storage.session_factory() as session:
-        query = select(func.count()).where(OutboxRecord.lane.between(base, base + 63))
-        return await session.scalar(query) or 0
 
 
 @each_database
@@ -79,7 +72,7 @@ async def test_a_dead_event_blocks_its_key_until_an_operator_requeues_it(
         await eventually(lambda: len(bus.published_ids()) == 31)
         await eventually(lambda: _dead(storage))
         await add(storage, "e0-0010", key="e0")
-        await eventually(lambda: _parked(storage, 9))
+        await eventually(lambda: parked(storage, 9))
         assert ["e0-0000"] == [i for i in bus.published_ids() if i.startswith("e0-")]
         assert 1 == (await storage.outbox.stats()).blocked_keys
         found = await row(storage, BAD)
@@ -90,10 +83,6 @@ async def test_a_dead_event_blocks_its_key_until_an_operator_requeues_it(
     assert_no_duplicates(bus.published_ids())
     assert_ordered(bus.published_ids())
     assert 1 == counts.totals["outbox_dead_total"]
-
-
-async def _parked(storage: SqlAlchemyStorage, number: int) -> bool:
-    return await _in_lane(storage, PARKED) == number
 
 
 @pytest.mark.parametrize(
@@ -113,7 +102,7 @@ async def test_an_operator_lets_a_blocked_key_go_on_without_the_event(
     bus.faults.reject(is_bad, kind="permanent")
     await add_many(storage, keyed(40, 4))
     async with running(projector(storage, bus)):
-        await eventually(lambda: _parked(storage, 8))
+        await eventually(lambda: parked(storage, 8))
         if verb == "delete by SQL":
             assert 1 == await execute(storage, "DELETE FROM outbox WHERE status = 'DEAD'")
         else:
@@ -133,7 +122,7 @@ async def test_plain_sql_brings_a_dead_event_back(storage: SqlAlchemyStorage):
     bus.faults.reject(is_bad, kind="permanent", times=1)
     await add_many(storage, keyed(40, 4))
     async with running(projector(storage, bus)):
-        await eventually(lambda: _parked(storage, 8))
+        await eventually(lambda: parked(storage, 8))
         sql = "UPDATE outbox SET status = 'NEW', retry_count = 0 WHERE status = 'DEAD'"
         assert 1 == await execute(storage, sql)
         await eventually(lambda: all_sent(storage))
@@ -220,7 +209,7 @@ async def test_thousands_of_rows_behind_a_blocked_key_cost_the_others_nothing(
         return entries
 
     async with running(projector(storage, bus, batch_size=100)):
-        await eventually(lambda: _parked(storage, backlog - 2))
+        await eventually(lambda: parked(storage, backlog - 2))
         monkeypatch.setattr(storage.relay, "fetch", counted)
         await add_many(storage, keyed(100, 10, prefix="other"))
         await eventually(lambda: len(bus.published_ids()) == 101)
@@ -259,7 +248,7 @@ async def test_a_successor_takes_over_failed_heads_blocked_and_parked_rows(
     later = RetryPolicy(base_seconds=3600, max_seconds=3600, jitter=False)
     async with running(projector(storage, bus, topics={"orders": TopicPolicy(retry=later)})):
         await eventually(lambda: len(bus.published_ids()) == 22)
-        await eventually(lambda: _parked(storage, 8))
+        await eventually(lambda: parked(storage, 8))
     tried = bus.tried("e1-0001")
     async with running(projector(storage, bus, max_retry_attempts=100)):
         await add(storage, "e1-0010", key="e1")
@@ -287,115 +276,13 @@ async def test_a_scheduled_event_joins_its_key_when_due_and_holds_nobody(
     await add(storage, "now-1", key="k")
     async with running(projector(storage, bus)):
         await eventually(lambda: bus.published_ids() == ["now-1"])
-        assert 1 == await _in_lane(storage, SCHEDULED)
+        assert 1 == await in_lane(storage, SCHEDULED)
         await add(storage, "now-2", key="k")
         await eventually(lambda: bus.published_ids() == ["now-1", "now-2"])
         await eventually(lambda: len(bus.published_ids()) == 3)
         assert datetime.now(UTC) >= due
         await eventually(lambda: all_sent(storage))
     assert ["now-1", "now-2", "later"] == bus.published_ids()
-
-
-@pytest.mark.parametrize(
-    ("database", "what"),
-    [
-        *(("sqlite", what) for what in ("topic", "tenant", "everything")),
-        ("postgres", "topic"),
-        ("mariadb", "tenant"),
-    ],
-    indirect=["database"],
-)
-async def test_a_pause_survives_a_restart_and_ends_in_order(storage: SqlAlchemyStorage, what: str):
-    """What is paused waits without losing attempts; the rest goes on; resumed it is in order."""
-    bus = ScriptedBus()
-    pause = {"topic": {"topic": "orders"}, "tenant": {"tenant_id": "default"}, "everything": {}}
-    await storage.outbox.pause(**pause[what], reason="maintenance")
-    await add_many(storage, keyed(20, 4))
-    for number in range(2):  # the second one finds what the first one parked
-        async with running(projector(storage, bus)) as relay:
-            await add(storage, f"x-{number}", key="x", topic="invoices", tenant_id="other")
-            if what == "everything":
-                await eventually(lambda relay=relay: relay._publisher.destinations.is_paused)
-                await eventually(lambda relay=relay: relay.is_ready)
-            else:
-                await eventually(lambda n=number: f"x-{n}" in bus.published_ids())
-        expected = [] if what == "everything" else [f"x-{n}" for n in range(number + 1)]
-        assert expected == bus.published_ids()
-    async with running(projector(storage, bus)):
-        assert await storage.outbox.resume(**pause[what])
-        await eventually(lambda: all_sent(storage))
-    assert_no_duplicates(bus.published_ids())
-    assert_ordered(bus.published_ids())
-    assert {0} == {r.retry_count for r in (await rows(storage)).values()}
-
-
-@sqlite_only
-async def test_a_pause_holds_a_running_projector_within_a_heartbeat(storage: SqlAlchemyStorage):
-    """Nothing of a paused topic goes out after the next heartbeat, and all of it when resumed."""
-    bus = ScriptedBus()
-    async with running(projector(storage, bus)) as relay:
-        await eventually(lambda: relay.is_ready)
-        await storage.outbox.pause(topic="orders")
-        await eventually(lambda: relay._window.holds.topics == {"orders"})
-        await add_many(storage, keyed(300, 3))
-        await add_many(storage, keyed(5, 5, prefix="other"), topic="invoices")
-        await eventually(lambda: len(bus.published_ids("invoices")) == 5)
-        await eventually(lambda: _parked(storage, 300))
-        assert [] == bus.published_ids("orders")
-        await storage.outbox.resume(topic="orders")
-        await eventually(lambda: all_sent(storage))
-    assert_no_duplicates(bus.published_ids())
-    assert_ordered(bus.published_ids())
-
-
-@sqlite_only
-async def test_what_is_paused_stays_parked_at_a_sweep(
-    storage: SqlAlchemyStorage, monkeypatch: pytest.MonkeyPatch
-):
-    """A large backlog behind a pause is not moved to and fro by every sweep."""
-    bus = ScriptedBus()
-    await storage.outbox.pause(topic="orders")
-    await add_many(storage, keyed(100, 10))
-    async with running(projector(storage, bus, sweep_seconds=0.05)):
-        await eventually(lambda: _parked(storage, 100))
-        moved: list[int] = []
-        unpark, survey = storage.relay.unpark, storage.relay.survey
-        surveys = 0
-
-        async def unpark_counted(*args, **kwargs):
-            moved.append(await unpark(*args, **kwargs))
-            return moved[-1]
-
-        async def survey_counted(*args, **kwargs):
-            nonlocal surveys
-            surveys += 1
-            return await survey(*args, **kwargs)
-
-        monkeypatch.setattr(storage.relay, "unpark", unpark_counted)
-        monkeypatch.setattr(storage.relay, "survey", survey_counted)
-        await eventually(lambda: surveys >= 3)
-        assert 0 == sum(moved)
-
-
-@sqlite_only
-async def test_events_of_one_key_in_two_topics_of_which_one_is_paused(
-    storage: SqlAlchemyStorage,
-):
-    """Finding 8: a paused topic holds its keys, in other topics too."""
-    bus = ScriptedBus()
-    await storage.outbox.pause(topic="paused")
-    for number in range(30):
-        topic = "paused" if number % 3 == 1 else "open"
-        await add(storage, f"e0-{number:04d}", key="e0", topic=topic)
-    await add(storage, "free-0000", key="free", topic="open")
-    async with running(projector(storage, bus)):
-        await eventually(lambda: "free-0000" in bus.published_ids())
-        await eventually(lambda: _parked(storage, 29))
-        assert {"e0-0000", "free-0000"} == set(bus.published_ids())
-        await storage.outbox.resume(topic="paused")
-        await eventually(lambda: all_sent(storage))
-    assert_no_duplicates(bus.published_ids())
-    assert_ordered(bus.published_ids())
 
 
 @sqlite_only
@@ -426,7 +313,7 @@ async def test_a_key_that_dies_during_a_survey_stays_blocked(
         await eventually(lambda: _dead(storage))
         relay._tenure.changed = True
         go_on.set()
-        await eventually(lambda: _parked(storage, 2))
+        await eventually(lambda: parked(storage, 2))
         assert [] == bus.published_ids()
 
 
