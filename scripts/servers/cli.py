@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from . import apt, docker
+from . import apt, docker, tools
 from .base import Server, ServiceError
 from .kafka import Kafka
 from .mariadb import MariaDB
@@ -33,10 +33,11 @@ KINDS = {kind.name: kind for kind in (*DATABASES, *BROKERS)}
 GROUPS = {
     "databases": [kind.name for kind in DATABASES],
     "brokers": [kind.name for kind in BROKERS],
-    "all": list(KINDS),
+    "all": [*KINDS, *tools.TOOLS],
 }
 HELP = f"""\
 servers: {" ".join(KINDS)}
+tools:   {" ".join(tools.TOOLS)} (up installs them)
 groups:  databases brokers all (the default)
 
 A server named by its SEMEL_TEST_<NAME>_URL is used as it is. Else it runs from compose.yaml where
@@ -78,7 +79,8 @@ def run(arguments: Sequence[str] | None) -> int:
         if command == "status":
             sub.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(arguments)
-    if unknown := [name for name in options.names if name not in {**KINDS, **GROUPS}]:
+    known = {**KINDS, **GROUPS, **tools.TOOLS}
+    if unknown := [name for name in options.names if name not in known]:
         parser.error(f"no server is called {unknown[0]!r}: choose from {' '.join(KINDS)}")
     names = {each for name in options.names or ["all"] for each in GROUPS.get(name, [name])}
     root = services_folder()
@@ -98,7 +100,10 @@ def run(arguments: Sequence[str] | None) -> int:
             case "kill":
                 return each(kill, servers())
             case _:
-                return up(servers(), root)
+                problems = tools.install(names, root)
+                for line in problems:
+                    say(line)
+                return up(servers(), root) or int(bool(problems))
 
 
 def services_folder() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,9 +87,13 @@ def to_envelope(
     pending: PendingEvent,
     *,
     tenant_id: str,
-    metadata: Mapping[str, str] | None = None,
+    headers: Callable[..., dict[str, str]],
 ) -> MessageEnvelope:
-    """Make the message of one of *aggregate*'s events; its own metadata beat the given ones."""
+    """Make the message of one of *aggregate*'s events.
+
+    *headers* returns its metadata from its own, its `topic` and `event_id`; it is called once
+    the message is sure to be made.
+    """
     event = pending.event
     if isinstance(event, MessageEnvelope):
         return event
@@ -112,7 +116,8 @@ def to_envelope(
             f"{type(aggregate).__name__} has no `id` yet: give it one before commit, "
             "or flush the session first"
         )
-    options["metadata"] = {**(metadata or {}), **options.get("metadata", {})}
+    own = options.pop("metadata", None)
+    options["metadata"] = headers(own, topic=topic, event_id=pending.event_id)
     event_type = options.pop("event_type", None) or getattr(event, "event_type", None)
     return MessageEnvelope(
         topic=topic,

@@ -96,6 +96,7 @@ class Charges:
     def _after_failure(self, group: Sequence[Entry], failure: Failure, now: float) -> None:
         head, *rest = group
         if failure.retry_in is not None:
+            self._observer.count("outbox_retries_total", topic=head.envelope.topic)
             head.attempts = failure.attempts
             head.status = OutboxStatus.FAILED
             self._window.delay(group, now + failure.retry_in)

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from semel.binding import Handler, call, name_of, takes_second
 from semel.envelope import DEFAULT_TENANT
 from semel.errors import ConfigurationError, UnknownCommandError
-from semel.protocols import Storage, UnitOfWork
+from semel.observer import NullObserver, Operation
+from semel.protocols import Observer, Storage, UnitOfWork
 
 H = TypeVar("H", bound=Handler)
 
@@ -22,8 +23,9 @@ class CommandBus:
     ...     return command.upper()
     """
 
-    def __init__(self, storage: Storage | None = None) -> None:
+    def __init__(self, storage: Storage | None = None, *, observer: Observer | None = None) -> None:
         self._storage = storage
+        self._observer = observer or NullObserver()
         self._handlers: dict[type[Any], tuple[Handler, bool]] = {}
 
     def handler(self, command_type: type[Any]) -> Callable[[H], H]:
@@ -63,7 +65,18 @@ class CommandBus:
             raise UnknownCommandError(
                 f"no handler for {type(command).__qualname__}; registered: {names}"
             )
-        handler, takes_uow = found
+        labels = {"command": type(command).__qualname__}
+        with self._observer.observe(Operation(name="command", labels=labels)):
+            return await self._run(*found, command, uow, tenant_id)
+
+    async def _run(
+        self,
+        handler: Handler,
+        takes_uow: bool,
+        command: Any,
+        uow: UnitOfWork | None,
+        tenant_id: str,
+    ) -> Any:
         if uow is not None:
             return await call(handler, command, uow, takes_uow=takes_uow)
         if self._storage is None:

@@ -16,7 +16,7 @@ from semel.envelope import MessageEnvelope, check_name, check_tenant
 from semel.errors import ConfigurationError, describe
 from semel.handling import TROUBLE, Handling, Plan
 from semel.health import ConsumerHealthService
-from semel.observer import NullObserver
+from semel.observer import NullObserver, system_of
 from semel.processing import Processor
 from semel.protocols import (
     Clock,
@@ -118,6 +118,7 @@ class EventConsumer:
                 observer=observer or NullObserver(),
                 clock=self._clock,
                 dead_letter_topic=self.dead_letter_topic,
+                labels={"transport": system_of(bus), "group": self.group_id},
             ),
             Plan(
                 name=self.name,

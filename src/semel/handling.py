@@ -114,6 +114,7 @@ class Handling:
             await self._troubled(item, error)
             return
         item.failures += 1
+        self._processor.count_error(job)
         self._plan.on_error()
         if isinstance(error, InvalidPayloadError):
             item.verdict = self._dead(item, Reason.INVALID, error)
@@ -143,6 +144,7 @@ class Handling:
     async def _troubled(self, item: Item, error: Exception) -> None:
         item.trouble += 1
         item.wait = max(0.01, TROUBLE.delay(item.trouble))
+        self._processor.count_trouble()
         self._plan.on_error()
         if item.trouble & (item.trouble - 1) == 0:  # at 1, 2, 4, 8 ...
             _logger.warning(

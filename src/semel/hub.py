@@ -19,6 +19,7 @@ from semel.maintenance import Removed, Retention, cleanup
 from semel.observer import NullObserver
 from semel.projector import OutboxProjector
 from semel.protocols import MessageBus, Observer, Serializer
+from semel.sampling import Sampler
 from semel.serializers import Upcasters
 from semel.settings import OutboxProjectorConfig
 from semel.sqlalchemy.storage import SqlAlchemyStorage
@@ -36,7 +37,8 @@ class Hub:
 
     *name* is the service's name: its consumers' name and group, and the source of its events.
     Without a *bus* the storage's own database is the broker. *serializers* and *upcasters* are
-    for its consumers.
+    for its consumers. *observer* hears of everything, and every *sample_seconds* of the figures
+    that only the database and the broker know.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Hub:
         serializers: Iterable[Serializer] | None = None,
         upcasters: Upcasters | None = None,
         observer: Observer | None = None,
+        sample_seconds: float = 15.0,
     ) -> None:
         self.name = check_name("the hub's name", name)
         self.storage = storage
@@ -61,11 +64,12 @@ class Hub:
         self.serializers = None if serializers is None else tuple(serializers)
         self.upcasters = upcasters or Upcasters()
         self.observer = observer or NullObserver()
+        self.sample_seconds = sample_seconds
         if storage.observer is None:
             storage.observer = self.observer
         if getattr(self.bus, "source", None) == "semel":
             self.bus.source = self.name  # type: ignore[attr-defined]
-        self.commands = CommandBus(storage)
+        self.commands = CommandBus(storage, observer=self.observer)
         self.health = ConsumerHealthService()
         self.consumers: dict[str, EventConsumer] = {}
         self.projector: OutboxProjector | None = None
@@ -144,11 +148,22 @@ class Hub:
                 for consumer in self.consumers.values():
                     await consumer.start()
                     stack.push_async_callback(consumer.stop)
+            if type(self.observer) is not NullObserver:
+                sampler = self._sampler(projector=projector, consumers=consumers)
+                await stack.enter_async_context(sampler.running())
             for part in self._parts:
                 await stack.enter_async_context(part)
             self.runs = frozenset(name for name, run in wanted.items() if run)
             stack.callback(self._stopped)
             yield self
+
+    def _sampler(self, *, projector: bool, consumers: bool) -> Sampler:
+        return Sampler(
+            self.observer,
+            outbox=self.storage.outbox if projector else None,
+            consumers=self.consumers.values if consumers else tuple,
+            seconds=self.sample_seconds,
+        )
 
     def _stopped(self) -> None:
         self.runs = frozenset()

@@ -15,12 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """Something that takes time: *publish*, *process*, *command*, *request*, *cleanup*."""
+    """Something that takes time: *publish*, *process*, *command*.
+
+    *outcome* is set before the end: *ok*, or what went wrong in one word.
+    """
 
     name: str
     messages: Sequence[MessageEnvelope] = ()
     labels: dict[str, str] = field(default_factory=dict)
     outcome: str = "ok"
+
+
+def system_of(bus: object) -> str:
+    """Return the name of the broker behind *bus* for metrics and spans."""
+    return str(getattr(bus, "system", None) or type(bus).__name__)
 
 
 class NullObserver:
@@ -36,10 +44,12 @@ class NullObserver:
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
 
-    def record(self, name: str, value: float, **labels: str) -> None:
-        """Add one observation to a distribution."""
+    def record(self, name: str, *values: float, **labels: str) -> None:
+        """Add observations to a distribution."""
 
-    def inject(self, metadata: MutableMapping[str, str]) -> None:
+    def inject(
+        self, metadata: MutableMapping[str, str], *, topic: str = "", event_id: str = ""
+    ) -> None:
         """Add the current trace context to an outgoing message."""
 
 
@@ -82,12 +92,14 @@ class CombinedObserver:
         for observer in self._observers:
             observer.gauge(name, value, **labels)
 
-    def record(self, name: str, value: float, **labels: str) -> None:
+    def record(self, name: str, *values: float, **labels: str) -> None:
         """Add to all distributions."""
         for observer in self._observers:
-            observer.record(name, value, **labels)
+            observer.record(name, *values, **labels)
 
-    def inject(self, metadata: MutableMapping[str, str]) -> None:
+    def inject(
+        self, metadata: MutableMapping[str, str], *, topic: str = "", event_id: str = ""
+    ) -> None:
         """Let every observer add its context."""
         for observer in self._observers:
-            observer.inject(metadata)
+            observer.inject(metadata, topic=topic, event_id=event_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from itertools import count
@@ -102,12 +102,14 @@ class Processor:
         observer: Observer,
         clock: Clock,
         dead_letter_topic: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._storage = storage
         self.consumer_name = consumer_name
         self._dead_letter_topic = dead_letter_topic
         self._observer = observer
         self._clock = clock
+        self._labels = {"consumer_name": consumer_name, **(labels or {})}
 
     async def execute(self, job: Job, *, session: Any | None = None) -> InboxResult:
         """Run one job: in its own transaction, again if that was the database's wish."""
@@ -292,13 +294,21 @@ class Processor:
             "consumer_inbox_parked_total", consumer_name=self.consumer_name, reason=reason.value
         )
 
+    def count_error(self, job: Job) -> None:
+        """Count a failed attempt of a message."""
+        self._observer.count(
+            "consumer_handler_errors_total",
+            consumer_name=self.consumer_name,
+            event_type=job.receipt.event_type,
+        )
+
+    def count_trouble(self) -> None:
+        """Count a failed attempt for which no message is to blame."""
+        self._observer.count("consumer_troubles_total", consumer_name=self.consumer_name)
+
     def _operation(self, *jobs: Job) -> Operation:
-        kinds = {job.receipt.event_type for job in jobs}
-        labels = {
-            "consumer_name": self.consumer_name,
-            "event_type": kinds.pop() if len(kinds) == 1 else "*",
-        }
-        return Operation(name="process", messages=[job.message for job in jobs], labels=labels)
+        messages = [job.message for job in jobs]
+        return Operation(name="process", messages=messages, labels=self._labels)
 
     def _milliseconds(self, started: float) -> int:
         return round((self._clock.monotonic() - started) * 1000)

@@ -261,7 +261,9 @@ class OutboxProjector:
             )
         finally:
             waker.cancel()
-        self._wake.clear()
+        if self._wake.is_set():
+            self._observer.count("outbox_wakeups_total")
+            self._wake.clear()
         self._reap()
 
     def _reap(self) -> None:

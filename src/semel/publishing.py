@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +12,7 @@ from semel.charging import Charge, Charges
 from semel.destinations import Destinations
 from semel.errors import PublishError, describe
 from semel.holds import Suspicion
-from semel.observer import NullObserver
+from semel.observer import NullObserver, system_of
 from semel.protocols import Clock, MessageBus, Observer
 from semel.relay import Entry, Key, RelayStore
 from semel.sending import DestinationError, LeaseExpiredError, Sender, is_trouble
@@ -54,6 +54,7 @@ class Publisher:
         self._clock = clock
         self._observer = observer
         self._measures = type(observer) is not NullObserver
+        self._system = system_of(bus)
         self.destinations = Destinations(window, config=config, clock=clock, observer=observer)
         self._charges = Charges(
             store, window, tenure, config=config, clock=clock, observer=observer
@@ -312,15 +313,21 @@ class Publisher:
             self._measure(entries)
 
     def _measure(self, entries: Sequence[Entry]) -> None:
-        now = self._clock.now()
-        for topic, number in Counter(entry.envelope.topic for entry in entries).items():
-            self._observer.count("outbox_published_total", number, topic=topic)
+        now, observer = self._clock.now(), self._observer
+        topics: defaultdict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
-            if entry.created_at is not None:
-                latency = max(0.0, (now - entry.created_at).total_seconds())
-                self._observer.record(
-                    "outbox_publish_latency_seconds", latency, topic=entry.envelope.topic
-                )
+            topics[entry.envelope.topic].append(entry)
+        for topic, group in topics.items():
+            observer.count(
+                "outbox_published_total", len(group), topic=topic, transport=self._system
+            )
+            latencies = [
+                max(0.0, (now - entry.created_at).total_seconds())
+                for entry in group
+                if entry.created_at is not None
+            ]
+            observer.record("outbox_publish_latency_seconds", *latencies, topic=topic)
+        observer.gauge("outbox_relay_last_success_timestamp_seconds", now.timestamp())
 
     async def acknowledge(self) -> None:
         """Mark all confirmed events in the table with one statement."""

@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from semel.charging import Charges
 from semel.errors import PublishError
-from semel.observer import Operation
+from semel.observer import Operation, system_of
 from semel.protocols import MessageBus, Observer
 from semel.relay import Entry, RelayStore
 from semel.states import OutboxStatus
@@ -56,6 +56,7 @@ class Sender:
         self._charges = charges
         self._timeout = timeout_seconds
         self._observer = observer
+        self._labels = {"transport": system_of(bus)}
         self._marks: set[asyncio.Task[None]] = set()
 
     async def ping(self) -> None:
@@ -109,10 +110,11 @@ class Sender:
         messages = [entry.envelope for entry in batch]
         marker = asyncio.get_running_loop().call_later(_VISIBLE_SECONDS, self._show, batch)
         try:
-            with self._observer.observe(Operation(name="publish", messages=messages)):
+            operation = Operation(name="publish", messages=messages, labels=self._labels)
+            with self._observer.observe(operation):
                 async with asyncio.timeout(self._timeout):
                     results = await self._bus.publish_many(messages)
-            _check(results, len(batch))
+                operation.outcome = _check(results, len(batch))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -143,9 +145,11 @@ class Sender:
             await asyncio.wait(self._marks)
 
 
-def _check(results: Sequence[PublishError | None], number: int) -> None:
+def _check(results: Sequence[PublishError | None], number: int) -> str:
+    """Raise unless *results* are what the protocol says; return the first failure's kind, or ok."""
     if len(results) != number:
         raise RuntimeError(f"publish_many returned {len(results)} results for {number} messages")
     for result in results if any(results) else ():
         if result is not None and not isinstance(result, PublishError):
             raise TypeError(f"publish_many returned {type(result).__name__}, not PublishError")
+    return next((result.kind for result in results if result is not None), "ok")

@@ -57,6 +57,7 @@ class Tenure:
         """Hold nothing until the next tick."""
         self.deadline = self.next_tick = 0.0
         self.waiting_for = "being started"
+        self._show()
 
     @property
     def interval(self) -> float:
@@ -80,6 +81,7 @@ class Tenure:
         self.deadline = started + self.instance.lease_seconds
         await self._balance(standing)
         self._note(standing)
+        self._show()
 
     def expire(self) -> None:
         """Our clock says that the leases may have run out: hold nothing any more."""
@@ -87,7 +89,11 @@ class Tenure:
             self._observer.count("outbox_lease_lost_total", len(self._window.lanes))
             _logger.warning("leases could not be renewed in time: publishing stops")
             self._window.drop_lanes(list(self._window.lanes))
+            self._show()
         self.waiting_for = "the database"
+
+    def _show(self) -> None:
+        self._observer.gauge("outbox_leases_held", len(self._window.lanes))
 
     def _check_owned(self, standing: Standing) -> None:
         lost = [

@@ -62,7 +62,7 @@ def emit(aggregate: HasEvents, outbox: SqlAlchemyOutbox, buffer: Buffer, *, fina
             continue
         try:
             envelope = to_envelope(
-                aggregate, pending, tenant_id=outbox.tenant_id, metadata=outbox.headers()
+                aggregate, pending, tenant_id=outbox.tenant_id, headers=outbox.headers
             )
         except ConfigurationError:
             # An entity that is not flushed yet may lack its id; at the end it must not.

@@ -95,11 +95,13 @@ class SqlAlchemyOutbox:
         order of their commits. The event is not sent before *available_at*.
         """
         given = event_type if event_type is not None else topic
+        if event_id is None:
+            event_id = self._new_id(topic, given, key)
         envelope = MessageEnvelope(
             topic=topic,
             payload=payload,
             event_type=given,
-            event_id=event_id if event_id is not None else self._new_id(topic, given, key),
+            event_id=event_id,
             tenant_id=self.tenant_id,
             key=key,
             aggregate_id=aggregate_id,
@@ -108,7 +110,7 @@ class SqlAlchemyOutbox:
             schema_id=schema_id,
             schema_version=schema_version,
             occurred_at=occurred_at if occurred_at is not None else self._clock.now(),
-            metadata=self.headers(metadata),
+            metadata=self.headers(metadata, topic=topic, event_id=event_id),
         )
         return self._append(envelope, available_at)
 
@@ -161,7 +163,9 @@ class SqlAlchemyOutbox:
         if linked(self._session) is None and isinstance(self._given, AsyncSession):
             await self._given.run_sync(join)
 
-    def headers(self, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    def headers(
+        self, given: Mapping[str, str] | None = None, *, topic: str = "", event_id: str = ""
+    ) -> dict[str, str]:
         """Return the metadata of a new event: what caused it, the trace, and what is given."""
         metadata: dict[str, str] = {}
         if self._cause is not None:
@@ -169,13 +173,15 @@ class SqlAlchemyOutbox:
             metadata["causation_id"] = self._cause.event_id
         else:
             metadata.update(carried())
-        self._observer.inject(metadata)
-        if given is not None:
-            if not isinstance(given, Mapping):
-                raise InvalidMessageError(
-                    f"metadata must be a mapping of str to str, not {type(given).__name__}"
-                )
-            metadata.update(given)
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidMessageError(
+                f"metadata must be a mapping of str to str, not {type(given).__name__}"
+            )
+        if given is not None and "traceparent" in given:
+            metadata.pop("tracestate", None)
+        else:
+            self._observer.inject(metadata, topic=topic, event_id=event_id)
+        metadata.update(given or {})
         return metadata
 
     def _new_id(self, topic: str, event_type: str, key: str | None) -> str:

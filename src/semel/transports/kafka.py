@@ -77,6 +77,7 @@ class KafkaMessageBus(BaseMessageBus):
     >>> bus = KafkaMessageBus("kafka://localhost:9092", source="shop")
     """
 
+    system = "kafka"
     prefix: ClassVar[str] = "ce_"
 
     def __init__(

@@ -31,6 +31,8 @@ class InMemoryMessageBus(BaseMessageBus):
     >>> fault = bus.faults.reject(kind="transient", ratio=0.1)
     """
 
+    system = "memory"
+
     def __init__(
         self,
         *,

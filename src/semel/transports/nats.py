@@ -59,6 +59,7 @@ class NatsMessageBus(BaseMessageBus):
     >>> bus = NatsMessageBus("nats://localhost:4222", stream="shop")  # doctest: +SKIP
     """
 
+    system = "nats"
     prefix: ClassVar[str] = "ce-"
 
     def __init__(

@@ -74,6 +74,7 @@ class PulsarMessageBus(BaseMessageBus):
     >>> bus = PulsarMessageBus("pulsar://localhost:6650", source="shop")
     """
 
+    system = "pulsar"
     prefix: ClassVar[str] = "ce_"
 
     def __init__(

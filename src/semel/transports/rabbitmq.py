@@ -57,6 +57,7 @@ class RabbitMQMessageBus(BaseMessageBus):
     >>> bus = RabbitMQMessageBus("amqp://guest:guest@localhost/", delivery_limit=50)
     """
 
+    system = "rabbitmq"
     prefix = "cloudEvents_"
 
     def __init__(

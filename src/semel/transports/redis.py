@@ -111,6 +111,8 @@ class RedisMessageBus(BaseMessageBus):
     >>> bus = RedisMessageBus("redis://localhost:6379/0")  # doctest: +SKIP
     """
 
+    system = "redis"
+
     def __init__(
         self,
         server: str | Redis,
