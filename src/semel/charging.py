@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from semel.errors import PublishError, describe, redact
+from semel.logs import fields
 from semel.protocols import Clock, Observer
 from semel.relay import Entry, Failure, RelayStore
 from semel.settings import OutboxProjectorConfig
@@ -109,6 +110,7 @@ class Charges:
             envelope.topic,
             failure.attempts,
             failure.error,
+            extra=fields(envelope, outcome="dead", attempts=failure.attempts),
         )
         self._window.settle(head)
         if head.key is None:

@@ -88,6 +88,7 @@ class EventConsumer:
         self.dead_letter_topic = check_name(
             "dead_letter_topic", dead_letter_topic or default_topic(self.topic)
         )
+        self._log = logging.LoggerAdapter(_logger, {"consumer": self.name, "topic": self.topic})
         self._bus = bus
         self._storage = storage
         self._limits = {
@@ -179,7 +180,7 @@ class EventConsumer:
         except ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001  the broker may come later
-            _logger.warning("%s: cannot subscribe yet: %s", self.name, describe(error))
+            self._log.warning("%s: cannot subscribe yet: %s", self.name, describe(error))
         self._runner = asyncio.create_task(self._run(subscription), name=f"semel-{self.name}")
 
     async def stop(self, *, drain_seconds: float = 30.0) -> None:
@@ -249,7 +250,7 @@ class EventConsumer:
             try:
                 subscription = None if self._stop.is_set() else await self._subscribe()
             except Exception as error:  # noqa: BLE001  the broker may come back
-                _logger.warning("%s: cannot subscribe: %s", self.name, describe(error))
+                self._log.warning("%s: cannot subscribe: %s", self.name, describe(error))
         if subscription is not None:
             # Stopped before it began.
             await self._unsubscribe(subscription)
@@ -258,7 +259,7 @@ class EventConsumer:
         try:
             await subscription.close()
         except Exception as error:  # noqa: BLE001  the broker takes back what it lost
-            _logger.warning("%s: closing failed: %s", self.name, describe(error))
+            self._log.warning("%s: closing failed: %s", self.name, describe(error))
         self._subscription = None
 
     async def _consume(self, subscription: Subscription) -> None:
@@ -286,7 +287,7 @@ class EventConsumer:
                     await self._prepare(delivery)
                 await dispatcher.put(self._router.judge(delivery))
         except Exception as error:  # noqa: BLE001  whatever it is, we subscribe again
-            _logger.warning("%s: the subscription broke: %s", self.name, describe(error))
+            self._log.warning("%s: the subscription broke: %s", self.name, describe(error))
             self._error()
 
     async def _prepare(self, delivery: Delivery) -> None:
@@ -296,7 +297,7 @@ class EventConsumer:
                 await self._router.prepare(delivery)
                 break
             except Exception as error:  # noqa: BLE001  whatever it is, nothing can be decoded
-                _logger.warning("%s: a schema cannot be had yet: %s", self.name, describe(error))
+                self._log.warning("%s: a schema cannot be had yet: %s", self.name, describe(error))
             await self._clock.sleep(max(0.05, TROUBLE.delay(number)))
 
     async def _rest(self, seconds: float) -> None:
@@ -330,14 +331,14 @@ class EventConsumer:
             return
         if not dispatcher.is_paused:
             dispatcher.pause()
-            _logger.error("%s: the database does not answer: consumption rests", self.name)
+            self._log.error("%s: the database does not answer: consumption rests", self.name)
             self._probe = asyncio.create_task(self._until_storage_answers(dispatcher))
 
     async def _until_storage_answers(self, dispatcher: Dispatcher) -> None:
         for number in count(1):
             await self._clock.sleep(max(0.05, TROUBLE.delay(number)))
             if await self._storage_answers():
-                _logger.warning("%s: the database answers again", self.name)
+                self._log.warning("%s: the database answers again", self.name)
                 dispatcher.resume()
                 return
 

@@ -91,7 +91,12 @@ class Destinations:
         if topic in self.topics:
             self._window.give_back(group)
             return
-        _logger.warning("topic %s is in trouble, its events wait: %s", topic, describe(error))
+        _logger.warning(
+            "topic %s is in trouble, its events wait: %s",
+            topic,
+            describe(error),
+            extra={"topic": topic},
+        )
         breaker = Breaker(topic, max_seconds=self._config.breaker_max_seconds)
         breaker.trip(self._clock.monotonic(), describe(error))
         breaker.probe = self._window.retain(group)
@@ -101,7 +106,7 @@ class Destinations:
 
     def recover_topic(self, topic: str) -> None:
         """Let events of a topic go out again."""
-        _logger.info("topic %s is tried again", topic)
+        _logger.info("topic %s is tried again", topic, extra={"topic": topic})
         breaker = self.topics.pop(topic)
         self._hold()
         self._show(breaker, 0)

@@ -13,6 +13,7 @@ from semel.dead_letters import Reason, dead_letter, raw_letter
 from semel.dispatch import Item, Verdict
 from semel.envelope import DEFAULT_TENANT, MessageEnvelope
 from semel.errors import describe
+from semel.logs import fields
 from semel.processing import Job, Outcome, Phase, Processor, receipt_of
 from semel.protocols import Storage, UnitOfWork
 from semel.retry import RetryPolicy
@@ -131,6 +132,12 @@ class Handling:
             job.receipt.event_type,
             "given up" if item.verdict else f"next in {item.wait:.1f} s",
             describe(error),
+            extra=fields(
+                job.message,
+                consumer=self._plan.name,
+                outcome="dead" if item.verdict else "retry",
+                attempts=item.failures,
+            ),
         )
 
     def _dead(self, item: Item, reason: Reason, error: Exception) -> Verdict:
@@ -151,6 +158,7 @@ class Handling:
                 "%s: trouble that is not the message's, nothing is counted: %s",
                 self._plan.name,
                 describe(error),
+                extra=fields(item.message, consumer=self._plan.name, outcome="trouble"),
             )
         await self._plan.on_outage()
 
@@ -200,7 +208,12 @@ class Handling:
         try:
             await item.delivery.ack()
         except Exception as error:  # noqa: BLE001  it comes again, and is a duplicate then
-            _logger.warning("%s: acknowledging failed: %s", self._plan.name, describe(error))
+            _logger.warning(
+                "%s: acknowledging failed: %s",
+                self._plan.name,
+                describe(error),
+                extra=fields(item.message, consumer=self._plan.name),
+            )
 
     def _transaction(self, tenant_id: str) -> UnitOfWork:
         return self._storage.unit_of_work(tenant_id=tenant_id, consumer_name=self._plan.name)

@@ -6,10 +6,24 @@ import json
 import logging
 from datetime import UTC, datetime
 
+from semel.envelope import MessageEnvelope
 from semel.errors import redact
 
 #: What semel's own records carry in `extra=`, where it applies; nothing else of a record is shown.
 FIELDS = ("event_id", "event_type", "topic", "tenant", "consumer", "outcome", "attempts")
+
+
+def fields(message: MessageEnvelope | None = None, **more: str | int) -> dict[str, str | int]:
+    """Return the `extra=` of a record about *message*."""
+    if message is None:
+        return more
+    return {
+        "event_id": message.event_id,
+        "event_type": message.event_type,
+        "topic": message.topic,
+        "tenant": message.tenant_id,
+        **more,
+    }
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from semel.dead_letters import Reason, dead_letter, dead_letter_topic
 from semel.envelope import MessageEnvelope
 from semel.errors import describe
 from semel.hashing import is_document, is_json, message_hash
+from semel.logs import fields
 from semel.observer import Operation
 from semel.protocols import Clock, InboxGate, Observer, Storage, UnitOfWork
 from semel.retry import RetryPolicy
@@ -284,6 +285,7 @@ class Processor:
                     "message %s of %s came again with another payload: parked",
                     job.receipt.message_id,
                     job.receipt.source,
+                    extra=fields(job.message, consumer=name, outcome="conflict"),
                 )
             case _:
                 pass

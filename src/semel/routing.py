@@ -89,6 +89,7 @@ class Router:
                 self.name,
                 event_type,
                 "ignored" if self.ignore_unknown else "parked as dead letters",
+                extra={"consumer": self.name, "event_type": event_type},
             )
 
 
