@@ -9,7 +9,9 @@ from semel.asgi.http import ASGIApp, Message, Receive, Scope, Send, single, valu
 from semel.context import carry
 
 _CORRELATION = re.compile(r"[A-Za-z0-9_.:/@=+-]{1,128}\Z")
-_TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
+_TRACE = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z"
+)
 _STATE = re.compile(r"[\x20-\x7e]{1,512}\Z")
 
 

@@ -75,9 +75,7 @@ class HealthApp:
             document: dict[str, Any] = {"status": "ok" if ok else "unavailable"}
             if await self._may_see(scope):
                 document |= detail
-            await answer_json(
-                send, 200 if ok else 503, document, body=scope["method"] != "HEAD"
-            )
+            await answer_json(send, 200 if ok else 503, document, body=scope["method"] != "HEAD")
 
     async def _may_see(self, scope: Scope) -> bool:
         if self._authorize is None:
