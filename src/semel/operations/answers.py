@@ -78,6 +78,28 @@ class BlockedKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadGroup:
+    """DEAD events of a topic and type with the same error; `last_id` is the newest of them."""
+
+    topic: str
+    event_type: str
+    error: str | None
+    count: Count
+    last_at: datetime | None
+    last_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """How the outbox moves: its highest number, and how long the newest sent events took."""
+
+    position: int
+    written: int
+    latency_p50: float | None
+    latency_p95: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Who may publish a partition; `expires_seconds` is by the database's clock."""
 

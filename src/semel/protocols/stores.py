@@ -15,11 +15,13 @@ if TYPE_CHECKING:
         AuditFilter,
         BlockedKey,
         Count,
+        DeadGroup,
         InboxFilter,
         Lease,
         OutboxFilter,
         Page,
         Progress,
+        Pulse,
         Verb,
         Why,
         Worker,
@@ -53,6 +55,14 @@ class OutboxStore(Protocol):
 
         Figures named in `capped` are at least that: counting stopped.
         """
+
+    async def pulse(self, *, after: int | None = None, tenant_id: str | None = None) -> Pulse:
+        """How many rows came after number *after*, and how long the newest took to be sent."""
+
+    async def dead_groups(
+        self, *, tenant_id: str | None = None, limit: int = 500
+    ) -> Sequence[DeadGroup]:
+        """DEAD rows by topic, type and text of the error, the largest groups first."""
 
     async def why(self, event_id: str) -> Why | None:
         """Say why the event is where it is: sent, DEAD, or what it waits for; None if unknown."""
