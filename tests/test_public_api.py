@@ -19,7 +19,9 @@ EXTRAS = [
     "fastavro",
     "msgspec",
     "nats",
+    "opentelemetry",
     "orjson",
+    "prometheus_client",
     "psycopg",
     "pulsar",
     "pydantic",
@@ -65,10 +67,12 @@ def test_import_needs_no_extra() -> None:
         ("semel.transports.pulsar", "pulsar", "pulsar"),
         ("semel.transports.nats", "nats", "nats"),
         ("semel.transports.redis", "redis", "redis"),
+        ("semel.prometheus", "prometheus_client", "prometheus"),
+        ("semel.opentelemetry", "opentelemetry", "opentelemetry"),
     ],
 )
 def test_missing_extra_is_named(module: str, blocked: str, extra: str) -> None:
-    """A transport without its client says what to install."""
+    """A module without its library says what to install."""
     done = python(f"import sys\nsys.modules[{blocked!r}] = None\nimport {module}")
 
     assert 0 != done.returncode

@@ -58,7 +58,7 @@ ALL = (
     ),
     _counter("outbox_publish_failures_total", "Attempts counted against events.", "class"),
     _counter("outbox_retries_total", "Events that will be tried again.", "topic"),
-    _counter("outbox_dead_total", "Events that became DEAD.", "topic"),
+    _counter("outbox_died_total", "Events that became DEAD.", "topic"),
     _counter("outbox_late_total", "Rows that only a sweep found: their writers took no lock."),
     _counter("outbox_lease_lost_total", "Partitions that another projector took over."),
     _gauge("outbox_leases_held", "Partitions that this projector owns.", across="sum"),

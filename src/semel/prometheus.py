@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ except ImportError as missing:
 __all__ = ["PrometheusObserver", "metrics_app"]
 
 _OTHER = "other"
+_logger = logging.getLogger("semel.metrics")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -143,14 +145,19 @@ class PrometheusObserver:
     def _new_gauge(self, metric: Metric) -> Gauge:
         with self._lock:
             if metric.name not in self._gauges:
-                self._gauges[metric.name] = Gauge(
+                gauge = Gauge(
                     metric.name,
                     metric.help,
                     metric.labels,
-                    registry=self.registry,
+                    registry=None,
                     # A process that is gone must not speak for the others.
                     multiprocess_mode=f"live{metric.across}",  # type: ignore[arg-type]
                 )
+                try:
+                    self.registry.register(gauge)
+                except ValueError:
+                    _logger.error("another metric is called %s: ours is not shown", metric.name)
+                self._gauges[metric.name] = gauge
             return self._gauges[metric.name]
 
 

@@ -82,7 +82,7 @@ async def test_a_dead_event_blocks_its_key_until_an_operator_requeues_it(
         await eventually(lambda: all_sent(storage))
     assert_no_duplicates(bus.published_ids())
     assert_ordered(bus.published_ids())
-    assert 1 == counts.totals["outbox_dead_total"]
+    assert 1 == counts.totals["outbox_died_total"]
 
 
 @pytest.mark.parametrize(
