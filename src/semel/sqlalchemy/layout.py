@@ -1,6 +1,7 @@
 """The numbers that the outbox is laid out by; stored in the control row and checked against it."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+OLDEST_VERSION = 1  # of tables that this release can still work with
 SLOTS = 1024
 PARTITIONS = 64
 

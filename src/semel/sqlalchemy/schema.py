@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Dialect, select
+from sqlalchemy import Connection, Dialect, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from semel.errors import SchemaError
 from semel.sqlalchemy.dialects import database_of
-from semel.sqlalchemy.layout import PARTITIONS, SCHEMA_VERSION, SLOTS
+from semel.sqlalchemy.layout import OLDEST_VERSION, PARTITIONS, SCHEMA_VERSION, SLOTS
 from semel.sqlalchemy.tables import OutboxControl
 
 # By dialect, which an engine shares with those made of it by execution_options().
@@ -42,17 +42,41 @@ def check_version(connection: Connection) -> None:
     verify_schema(value)
 
 
+def control_row(connection: Connection) -> dict[str, Any]:
+    """Return what the control row says of the tables; nothing if there are none yet."""
+    tables = inspect(connection).get_table_names()
+    if OutboxControl.__tablename__ not in tables:
+        if "outbox" in tables:
+            raise SchemaError(
+                "this database has a table `outbox` that is not semel's: rename it, or use "
+                "another schema or database"
+            )
+        return {}
+    # Locked, because a plain read may tell what was there when the transaction began.
+    value: Any = connection.scalar(
+        select(OutboxControl.value).where(OutboxControl.name == "schema").with_for_update()
+    )
+    return value if isinstance(value, dict) else {}
+
+
 def verify_schema(value: Any) -> None:
     """Raise `SchemaError` unless *value*, the control row, describes what this code writes."""
     expected = schema_row()
     if not isinstance(value, dict):
         raise SchemaError("semel's tables are incomplete: run `semel db create`")
-    if value.get("version") != expected["version"]:
+    version = value.get("version", 0)
+    if version < OLDEST_VERSION:
         raise SchemaError(
-            f"semel's tables are of version {value.get('version')}, this release needs version "
-            f"{expected['version']}: run `semel db upgrade`"
+            f"semel's tables are of version {version}, this release needs version "
+            f"{OLDEST_VERSION}: run `semel db upgrade`"
         )
-    if value != expected:
+    # Later tables say which releases can still work with them, so that one can roll out slowly.
+    if value.get("compatible", version) > SCHEMA_VERSION:
+        raise SchemaError(
+            f"semel's tables are of version {version}, this release knows versions up to "
+            f"{SCHEMA_VERSION}: install the release that upgraded them, or a later one"
+        )
+    if any(value.get(name) != expected[name] for name in ("hash", "slots", "partitions")):
         raise SchemaError(
             "the control row of this database names another hash or other counts than this "
             "release uses: events would be written out of order. Run `semel db check`"
@@ -63,6 +87,7 @@ def schema_row() -> dict[str, Any]:
     """Return the control row that this release writes and expects."""
     return {
         "version": SCHEMA_VERSION,
+        "compatible": OLDEST_VERSION,
         "hash": "crc32",
         "slots": SLOTS,
         "partitions": PARTITIONS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -81,6 +81,10 @@ class Database(Lanes, ABC):
 
     def check_server(self, connection: Connection) -> None:
         """Raise `ConfigurationError` for a server on which the promises would not hold."""
+
+    def storage_settings(self, tables: Collection[str] | None = None) -> Sequence[str]:
+        """Return statements that set how *tables*, or all, are stored and cleaned up."""
+        return ()
 
     def check_sequence(self, connection: Connection) -> None:
         """Raise `SchemaError` if numbers are not issued one by one, above all that exist."""

@@ -104,6 +104,8 @@ class MySql(Database):
             raise StorageError("another process has been creating semel's tables for a minute")
         try:
             yield
+            # Whoever gets the lock next must see the rows too; tables are committed already.
+            connection.execute(text("COMMIT"))
         finally:
             connection.execute(text(f"SELECT RELEASE_LOCK({name})"))
 

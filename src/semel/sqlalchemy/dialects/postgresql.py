@@ -50,6 +50,7 @@ from semel.sqlalchemy.dialects.postgresql_sql import (
     LOCK_SECONDS,
     MAX_SLOTS,
     QUEUE_ALL,
+    SETTINGS,
     TRY_ALL,
     fetch_sql,
     write_sql,
@@ -221,6 +222,10 @@ class PostgreSql(Database):
         if synchronous == "off":
             self.warn_of_lost_commits("synchronous_commit is off")
         self._deferrable[connection.dialect] = bool(deferrable)
+
+    def storage_settings(self, tables: Collection[str] | None = None) -> Sequence[str]:
+        """Vacuum big tables early; leave room in rows that change all the time."""
+        return [sql for name, sql in SETTINGS.items() if tables is None or name in tables]
 
     def check_sequence(self, connection: Connection) -> None:
         """Check the identity's cache and position."""

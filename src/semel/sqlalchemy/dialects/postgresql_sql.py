@@ -19,6 +19,26 @@ WITH settings AS MATERIALIZED (SELECT set_config('lock_timeout', '50ms', true) A
 SELECT CAST(pg_advisory_xact_lock({LOCK_CLASS}, {GLOBAL_SLOT}) AS text) FROM settings
 """  # noqa: S608  constants only
 
+# By default a fifth of a table may be dead before it is vacuumed, and the index of lanes with it.
+_GROWING = (
+    "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, "
+    "autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.05"
+)
+# A few rows that change every second: a new version fits beside the old one, and no index changes.
+_BUSY = (
+    "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, "
+    "autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 10000"
+)
+SETTINGS = {
+    name: f"ALTER TABLE {name} SET ({settings})"
+    for settings, names in (
+        (_GROWING, ("outbox", "inbox", "idempotency", "bus_message")),
+        (_BUSY, ("outbox_lease", "outbox_instance", "outbox_control")),
+        (_BUSY, ("bus_partition", "bus_group", "bus_member")),
+    )
+    for name in names
+}
+
 COLUMNS = {
     "id": "text",
     "tenant_id": "text",

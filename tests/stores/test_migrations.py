@@ -1,0 +1,285 @@
+"""Tables made by the revisions: the same as created ones, upgraded with data, by many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, inspect, make_url, select, text, update
+
+from semel.errors import ConfigurationError, SchemaError
+from semel.projector import OutboxProjector
+from semel.sqlalchemy.layout import OLDEST_VERSION, SCHEMA_VERSION, SLOTS
+from semel.sqlalchemy.migrations import VERSION_TABLE, render, revision_of, upgrade
+from semel.sqlalchemy.storage import SqlAlchemyStorage
+from semel.sqlalchemy.tables import OutboxControl, metadata
+from semel.transports.memory import InMemoryMessageBus
+from tests.services import Database, fresh_database
+from tests.stores.schemas import describe
+from tests.stores.shop import SYNC_DRIVERS
+
+OURS = frozenset(metadata.tables)
+
+
+async def described(storage: SqlAlchemyStorage) -> dict[str, Any]:
+    async with storage.engine.connect() as connection:
+        return await connection.run_sync(lambda sync: describe(sync, OURS))
+
+
+async def control(storage: SqlAlchemyStorage) -> dict[str, Any]:
+    async with storage.engine.connect() as connection:
+        rows = await connection.execute(select(OutboxControl.name, OutboxControl.value))
+        return {row.name: row.value for row in rows}
+
+
+async def stored_row(storage: SqlAlchemyStorage) -> Any:
+    return (await control(storage))["schema"]
+
+
+async def to(storage: SqlAlchemyStorage, version: int) -> None:
+    """Make the tables of an earlier release."""
+    async with storage.engine.begin() as connection:
+        await connection.run_sync(lambda sync: upgrade(sync, version))
+
+
+async def test_upgraded_and_created_tables_are_the_same(database: Database, tmp_path: Path) -> None:
+    """Columns, types, keys, indexes, collations, storage settings, and what is in them."""
+    (tmp_path / "created").mkdir()
+    with fresh_database(database.name, tmp_path / "created") as other:
+        async with (
+            SqlAlchemyStorage(database.url) as upgraded,
+            SqlAlchemyStorage(other.url) as created,
+        ):
+            await upgraded.upgrade()
+            await created.initialize()
+
+            expected = await described(created)
+            assert expected == await described(upgraded)
+            assert "ix_outbox_lane" in str(expected), "something was compared"
+            assert await control(created) == await control(upgraded)
+            await upgraded.check()
+
+
+async def test_storage_settings_on_postgresql(postgres: Database) -> None:
+    """They are there after each way of making the tables, and hold where rows change often."""
+    async with SqlAlchemyStorage(postgres.url) as storage:
+        await storage.initialize()
+        async with storage.engine.connect() as connection:
+            found = await connection.execute(
+                text("SELECT relname, reloptions FROM pg_class WHERE reloptions IS NOT NULL")
+            )
+            options = {row.relname: set(row.reloptions) for row in found}
+    for table in ("outbox", "inbox", "idempotency", "bus_message"):
+        assert "autovacuum_vacuum_scale_factor=0.02" in options[table]
+    for table in ("outbox_lease", "outbox_instance", "outbox_control", "bus_group"):
+        assert "fillfactor=50" in options[table]
+
+
+async def test_a_lease_that_is_renewed_touches_no_index(postgres: Database) -> None:
+    """What the fill factor is for: every renewal is a heap-only update."""
+    async with SqlAlchemyStorage(postgres.url) as storage:
+        await storage.initialize()
+        async with storage.engine.connect() as connection:
+            connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
+            await connection.execute(
+                text(
+                    "INSERT INTO outbox_lease SELECT '*', n, 'me', 1 FROM generate_series(1, 64) n"
+                )
+            )
+            for _ in range(20):
+                await connection.execute(text("UPDATE outbox_lease SET expires_at = now()"))
+            await connection.execute(text("SELECT pg_stat_force_next_flush()"))
+            updates, heap_only = (
+                await connection.execute(
+                    text(
+                        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
+                        "WHERE relname = 'outbox_lease'"
+                    )
+                )
+            ).one()
+    assert (64 * 20, 64 * 20) == (updates, heap_only)
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+async def test_upgrade_with_data(database: Database, tmp_path: Path, version: int) -> None:
+    """New code works on old tables that it can work with; the upgrade keeps every row."""
+    async with SqlAlchemyStorage(database.url) as storage:
+        await to(storage, version)
+        assert version == (await stored_row(storage))["version"]
+        if version < OLDEST_VERSION:
+            with pytest.raises(SchemaError, match="semel db upgrade"):
+                await storage.ping()
+        else:
+            await storage.ping()
+            await _write(storage, "before")
+
+        await storage.upgrade()
+        assert SCHEMA_VERSION == (await stored_row(storage))["version"]
+        await storage.check()
+        await _write(storage, "after")
+        assert ["before", "after"] == await _send_all(storage)
+        upgraded = await described(storage)
+
+    (tmp_path / "created").mkdir()
+    with fresh_database(database.name, tmp_path / "created") as other:
+        async with SqlAlchemyStorage(other.url) as created:
+            await created.initialize()
+            assert await described(created) == upgraded
+
+
+async def _write(storage: SqlAlchemyStorage, name: str) -> None:
+    async with storage.unit_of_work() as uow:
+        await uow.outbox.add("orders", {"text": name}, key="k")
+        assert await uow.inbox.try_mark_processed("m", "Paid") is (name == "before")
+        await uow.commit()
+
+
+async def _send_all(storage: SqlAlchemyStorage) -> list[Any]:
+    bus = InMemoryMessageBus()
+    await OutboxProjector(message_bus=bus, store=storage.relay).run_once()
+    return [json.loads(message.body)["text"] for message in bus.published]
+
+
+async def test_upgrade_follows_the_control_row(database: Database) -> None:
+    """Tables of `initialize` are known as such, and so are tables that somebody dropped."""
+    async with SqlAlchemyStorage(database.url) as storage:
+        await storage.initialize()
+        before = await described(storage)
+        await storage.upgrade()
+        await storage.upgrade()
+        assert before == await described(storage)
+        async with storage.engine.begin() as connection:
+            assert revision_of(SCHEMA_VERSION) == await connection.scalar(
+                text(f"SELECT version_num FROM {VERSION_TABLE}")
+            )
+            await connection.run_sync(metadata.drop_all)
+        await storage.upgrade()
+        assert before == await described(storage)
+        await storage.check()
+
+
+async def test_create_leaves_old_tables_to_the_upgrade(database: Database) -> None:
+    """`initialize` adds nothing to tables of an earlier release."""
+    async with SqlAlchemyStorage(database.url) as storage:
+        await to(storage, 1)
+        async with storage.engine.begin() as connection:
+            await connection.execute(text("DROP TABLE audit"))
+        await storage.initialize()
+        async with storage.engine.connect() as connection:
+            assert not await connection.run_sync(lambda sync: inspect(sync).has_table("audit"))
+
+
+async def test_many_upgrade_at_once(database: Database) -> None:
+    """As when all instances of a service start: one does it, nobody fails."""
+    storages = [SqlAlchemyStorage(database.url) for _ in range(6)]
+    try:
+        await asyncio.gather(*(storage.upgrade() for storage in storages))
+        await storages[0].check()
+        async with storages[0].engine.connect() as connection:
+            assert 1 == await connection.scalar(text(f"SELECT count(*) FROM {VERSION_TABLE}"))
+    finally:
+        for storage in storages:
+            await storage.close()
+
+
+async def test_an_upgrade_that_was_interrupted_goes_on(database: Database) -> None:
+    """MySQL keeps the tables that were made so far; the next attempt makes the rest."""
+    async with SqlAlchemyStorage(database.url) as storage:
+        await storage.initialize()
+        whole = await described(storage)
+        async with storage.engine.begin() as connection:
+            on = " ON outbox" if connection.dialect.name == "mysql" else ""
+            await connection.execute(text(f"DROP INDEX ix_outbox_lane{on}"))
+            for table in ("inbox", "audit", "bus_group"):
+                await connection.execute(text(f"DROP TABLE {table}"))
+            await connection.execute(text("DELETE FROM outbox_slot WHERE slot > 500"))
+            await connection.execute(text("DELETE FROM outbox_control WHERE name <> 'pauses'"))
+        await storage.upgrade()
+        await storage.check()
+        assert whole == await described(storage)
+        async with storage.engine.connect() as connection:
+            assert SLOTS == await connection.scalar(text("SELECT count(*) FROM outbox_slot"))
+
+
+async def test_a_foreign_outbox_table_is_left_alone(database: Database) -> None:
+    async with SqlAlchemyStorage(database.url) as storage:
+        async with storage.engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE outbox (id int)"))
+        with pytest.raises(SchemaError, match="not semel's"):
+            await storage.upgrade()
+        async with storage.engine.connect() as connection:
+            names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+        assert ["outbox"] == names
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"version": OLDEST_VERSION - 1}, "semel db upgrade"),
+        ({"version": SCHEMA_VERSION + 5}, "install the release"),
+        ({"version": SCHEMA_VERSION + 5, "compatible": SCHEMA_VERSION + 1}, "install the release"),
+        ({"version": SCHEMA_VERSION + 5, "compatible": SCHEMA_VERSION}, None),
+    ],
+)
+async def test_code_on_tables_of_another_release(
+    database: Database, row: dict[str, int], said: str | None
+) -> None:
+    """It works on those that say that it can, and tells what to do about the others."""
+    async with SqlAlchemyStorage(database.url) as storage:
+        await storage.initialize()
+        row = await stored_row(storage) | {"compatible": row["version"]} | row
+        async with storage.engine.begin() as connection:
+            await connection.execute(
+                update(OutboxControl).where(OutboxControl.name == "schema").values(value=row)
+            )
+        if said is None:
+            await _write(storage, "before")
+            await storage.upgrade()
+        else:
+            with pytest.raises(SchemaError, match=said):
+                await _write(storage, "before")
+        if said != "semel db upgrade":
+            assert row == await stored_row(storage), "an upgrade leaves newer tables alone"
+
+
+@pytest.mark.parametrize("since", range(SCHEMA_VERSION))
+async def test_sql_for_others_to_run(database: Database, tmp_path: Path, since: int) -> None:
+    """The script makes what the upgrade makes, from nothing and from each earlier version."""
+    if database.name == "postgres-psycopg":
+        pytest.skip("the script does not depend on the driver")
+    async with SqlAlchemyStorage(database.url) as storage:
+        if since:
+            await to(storage, since)
+        await asyncio.to_thread(_run_script, database, render(_dialect(database), since=since))
+        await storage.check()
+        by_script = await described(storage)
+        assert SCHEMA_VERSION == (await stored_row(storage))["version"]
+    (tmp_path / "other").mkdir()
+    with fresh_database(database.name, tmp_path / "other") as other:
+        async with SqlAlchemyStorage(other.url) as upgraded:
+            await upgraded.upgrade()
+            assert await described(upgraded) == by_script
+
+
+def _dialect(database: Database) -> str:
+    return make_url(database.url).get_backend_name()
+
+
+def _run_script(database: Database, script: str) -> None:
+    url = make_url(database.url).set(drivername=SYNC_DRIVERS[database.name])
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        lines = [line for line in script.splitlines() if not line.startswith("--")]
+        for statement in "\n".join(lines).split(";\n"):
+            if statement.strip():
+                connection.exec_driver_sql(statement.strip().removesuffix(";").replace("%", "%%"))
+    engine.dispose()
+
+
+def test_versions_that_do_not_exist() -> None:
+    for version in (-1, SCHEMA_VERSION + 1):
+        with pytest.raises(ConfigurationError, match=f"1 to {SCHEMA_VERSION}"):
+            render("sqlite", since=version)
