@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
@@ -33,6 +34,7 @@ class Binding:
     name: str
     build: Build
     takes_uow: bool
+    annotation: Any = inspect.Parameter.empty
 
     async def __call__(self, message: MessageEnvelope, uow: UnitOfWork) -> Any:
         """Call the handler."""
@@ -43,11 +45,13 @@ def bind(handler: Handler) -> Binding:
     """Look at *handler*'s parameters; raise `ConfigurationError` for what cannot be called."""
     name = name_of(handler)
     takes_uow = takes_second(handler)
+    annotation = _first_annotation(handler, name)
     return Binding(
         handler=handler,
         name=name,
-        build=_builder(_first_annotation(handler, name), name),
+        build=_builder(annotation, name),
         takes_uow=takes_uow,
+        annotation=annotation,
     )
 
 
@@ -170,6 +174,19 @@ def _maker(kind: type[Any]) -> Callable[[Any], Any] | None:
     if dataclasses.is_dataclass(kind):
         return lambda payload: convert(payload, kind)
     return None
+
+
+def convert_to(kind: Any, value: Any) -> Any:
+    """Return *value*, as it came out of JSON, as a *kind*; raise `SerializationError` if it is none."""
+    if kind in (Any, None, types.NoneType):
+        return value
+    make = _maker(kind) if isinstance(kind, type) else None
+    try:
+        return convert(value, kind) if make is None else make(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SerializationError(
+            f"the value is no {getattr(kind, '__name__', kind)} ({describe(error, limit=300)})"
+        ) from None
 
 
 def _mapping(message: MessageEnvelope) -> Any:

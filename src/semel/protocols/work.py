@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 if TYPE_CHECKING:
     from semel.aggregate import HasEvents
     from semel.envelope import MessageEnvelope
+    from semel.protocols.idempotency import IdempotencyStore
     from semel.protocols.stores import AuditStore, InboxStore, OutboxStore, WorkerStore
     from semel.relay import RelayStore
     from semel.sqlalchemy.tables import InboxRecord, OutboxRecord
@@ -169,6 +170,10 @@ class Storage(Protocol):
     @property
     def inbox(self) -> InboxStore:
         """The operator's side of the inbox."""
+
+    @property
+    def idempotency(self) -> IdempotencyStore:
+        """The keys of calls that happen once, and their answers."""
 
     @property
     def workers(self) -> WorkerStore:

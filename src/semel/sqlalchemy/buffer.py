@@ -341,7 +341,7 @@ def _release_savepoint(connection: Connection, name: str, _context: Any) -> None
 def _refuse_commit(session: Session) -> None:
     if session.info.get(LENT) and not session.in_nested_transaction():
         raise TransactionMisuseError(
-            "this session is lent to the handler: semel commits it together with the inbox row. "
+            "this session is lent to the handler: semel commits it together with a row of its own. "
             "Remove the commit() from the handler"
         )
 

@@ -9,7 +9,18 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, inspect, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Table,
+    Update,
+    and_,
+    delete,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -24,6 +35,7 @@ T = TypeVar("T")
 
 _CALLS = cast("Table", IdempotencyRecord.__table__)
 _STARTED = IdempotencyState.STARTED.value
+_ANSWER = ("status_code", "headers", "body", "completed_at")
 _COLLISIONS = 20
 _RETRY_SECONDS = 1.0
 
@@ -34,6 +46,7 @@ class SqlAlchemyIdempotencyStore:
     def __init__(self, engine: AsyncEngine) -> None:
         self._database = database_of(engine.dialect)
         self._engine = engine.execution_options(**self._database.own_transaction_options)
+        self._reader = engine.execution_options(semel_read_only=True)
         self._single = engine.execution_options(**self._database.single_statement_options)
 
     async def claim(
@@ -80,16 +93,20 @@ class SqlAlchemyIdempotencyStore:
         session: AsyncSession | None,
     ) -> Claim:
         claimed = Claim(key=key, verdict=Verdict.CLAIMED, token=values["token"])
+        row = {**_identity(key), **values}
+
+        def insert(connection: Connection) -> bool:
+            return bool(self._database.insert_absent(connection, _CALLS, [row], stamped=stamps))
+
+        def read(connection: Connection) -> Any | None:
+            return self._read(connection, key, joined=session is not None)
+
         # Several transactions, if they are ours: who holds the lock of a collision while it
         # updates is in a deadlock with the next one that does.
         for _ in range(_COLLISIONS):
-            row = {**_identity(key), **values}
-            if await self._run(
-                lambda c, row=row: self._database.insert_absent(c, _CALLS, [row], stamped=stamps),
-                session,
-            ):
+            if await self._run(insert, session):
                 return claimed
-            found = await self._run(lambda c: self._read(c, key, joined=session is not None), session)
+            found = await self._run(read, session)
             if found is None:
                 continue
             if found.token == values["token"]:
@@ -102,13 +119,9 @@ class SqlAlchemyIdempotencyStore:
             again = (
                 update(_CALLS)
                 .where(_is(key), _CALLS.c.token == found.token, free)
-                .values(
-                    **values,
-                    **{name: self._database.later(seconds) for name, seconds in stamps.items()},
-                    **dict.fromkeys(("status_code", "headers", "body", "completed_at")),
-                )
+                .values(**values, **self._database.stamps(stamps), **dict.fromkeys(_ANSWER))
             )
-            if await self._run(lambda c, again=again: c.execute(again).rowcount, session):
+            if await self._change(again, session):
                 return claimed
         raise StorageError("a key of the idempotency table keeps coming and going: see triggers")
 
@@ -136,7 +149,7 @@ class SqlAlchemyIdempotencyStore:
         """Begin the lease anew; False if the key is no longer ours."""
         locked_until = self._database.later(lease.total_seconds())
         statement = update(_CALLS).where(*_ours(claim)).values(locked_until=locked_until)
-        return await self._run(lambda c: c.execute(statement).rowcount) == 1
+        return await self._change(statement) == 1
 
     async def complete(
         self,
@@ -166,7 +179,7 @@ class SqlAlchemyIdempotencyStore:
         )
         if session is not None:
             await session.flush()
-        if not await self._run(lambda c: c.execute(statement).rowcount, session):
+        if not await self._change(statement, session):
             raise IdempotencyConflictError(
                 "the lease of this key ran out and another call has taken it over, or the unit "
                 "of work is on another database than the keys: nothing of this call is kept"
@@ -176,11 +189,11 @@ class SqlAlchemyIdempotencyStore:
         """Forget the key; with *token* only while it is STARTED under it."""
         mine = () if token is None else (_CALLS.c.token == token, _CALLS.c.state == _STARTED)
         statement = delete(_CALLS).where(_is(key), *mine)
-        return await self._run(lambda c: c.execute(statement).rowcount) == 1
+        return await self._change(statement) == 1
 
     async def get(self, key: IdempotencyKey) -> IdempotencyRecord | None:
         """Return the row, or None."""
-        async with AsyncSession(self._engine) as session:
+        async with AsyncSession(self._reader) as session:
             return await session.scalar(select(IdempotencyRecord).where(_is(key)))
 
     async def search(
@@ -203,7 +216,7 @@ class SqlAlchemyIdempotencyStore:
             statement = statement.where(_CALLS.c.state == IdempotencyState(state).value)
         if before is not None:
             statement = statement.where(_CALLS.c.created_at < before)
-        async with AsyncSession(self._engine) as session:
+        async with AsyncSession(self._reader) as session:
             return (await session.scalars(statement.limit(limit))).all()
 
     async def cleanup(self, *, tenant_id: str | None = None, batch_size: int = 10_000) -> int:
@@ -221,6 +234,10 @@ class SqlAlchemyIdempotencyStore:
             total += removed
             if removed < batch_size:
                 return total
+
+    async def _change(self, statement: Update | Delete, session: AsyncSession | None = None) -> int:
+        """Return how many rows *statement* changed."""
+        return await self._run(lambda connection: connection.execute(statement).rowcount, session)
 
     async def _run(
         self, function: Callable[[Connection], T], session: AsyncSession | None = None

@@ -1,4 +1,4 @@
-"""A transaction that its user has finished and somebody else ends, together with a row of theirs."""
+"""A transaction that its user has finished, and somebody else ends with a row of their own."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ class SQLAlchemyUnitOfWork:
         """Write the tracked aggregates' events to the outbox and commit everything."""
         if self.session.sync_session.info.get(LENT):
             raise TransactionMisuseError(
-                "this unit of work is lent to the handler: semel commits it together with the "
-                "inbox row. Remove the commit() from the handler"
+                "this unit of work is lent to the handler: semel commits it together with a "
+                "row of its own. Remove the commit() from the handler"
             )
         seal = self._seal if self._seal is not None and self._seal.needed() else None
         if seal is not None:
