@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from semel.errors import PublishError, describe, redact
@@ -41,6 +41,7 @@ class Charges:
         self._config = config
         self._clock = clock
         self._observer = observer
+        self.charged = 0
 
     async def charge(self, charges: Sequence[Charge]) -> None:
         """Count an attempt against the first of each group, durably, before its key goes on."""
@@ -103,7 +104,7 @@ class Charges:
             self._window.delay(group, now + failure.retry_in)
             return
         envelope = head.envelope
-        self._observer.count("outbox_dead_total", topic=envelope.topic)
+        self._observer.count("outbox_died_total", topic=envelope.topic)
         _logger.error(
             "event %s of topic %s is DEAD after %d attempts: %s",
             envelope.event_id,
@@ -123,10 +124,18 @@ class Charges:
 
 
 def _dead_letter(error: PublishError, text: str, clock: Clock) -> dict[str, str]:
-    lines = traceback.format_exception(error)
     return {
         "reason": error.kind,
         "exception": text,
-        "stack": redact("".join(lines))[-4000:],
+        "stack": redact("".join(_frames(error)))[-4000:],
         "occurred_at": clock.now().isoformat(),
     }
+
+
+def _frames(error: BaseException) -> Iterator[str]:
+    """Where it was raised, and what caused it; of the texts, which may hold a payload, one line."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        yield from _frames(cause)
+    yield from traceback.format_tb(error.__traceback__)
+    yield f"{describe(error)}\n"
