@@ -27,12 +27,12 @@ _MAX_CHECKED = 10_000
 class Outcomes:
     """The results of one `publish_many`: one per message, and an error for the rest of its key."""
 
-    __slots__ = ("_failed", "messages", "results")
+    __slots__ = ("failed", "messages", "results")
 
     def __init__(self, messages: Sequence[MessageEnvelope]) -> None:
         self.messages = messages
         self.results: list[PublishError | None] = [None] * len(messages)
-        self._failed: dict[tuple[str, str], tuple[int, PublishError]] = {}
+        self.failed: dict[tuple[str, str], tuple[int, PublishError]] = {}
 
     def fail(self, index: int, error: PublishError) -> None:
         """Give message *index* its error, and hold back what follows of its key."""
@@ -41,16 +41,16 @@ class Outcomes:
         key = message.order_key
         if key is not None:
             lane = (message.tenant_id, key)
-            if lane not in self._failed or index < self._failed[lane][0]:
-                self._failed[lane] = (index, error)
+            if lane not in self.failed or index < self.failed[lane][0]:
+                self.failed[lane] = (index, error)
 
     def admits(self, index: int) -> bool:
         """Tell whether message *index* may be sent; if not, it has the error of its key."""
-        if not self._failed:
+        if not self.failed:
             return True
         message = self.messages[index]
         key = message.order_key
-        failed = self._failed.get((message.tenant_id, key)) if key is not None else None
+        failed = self.failed.get((message.tenant_id, key)) if key is not None else None
         # What stands before the failure is not concerned: it may be sent later than it failed.
         if failed is None or index < failed[0]:
             return True
@@ -148,10 +148,10 @@ class BaseMessageBus(ABC):
         await self._ready()
         outcomes = Outcomes(messages)
         batch: list[tuple[int, WireMessage]] = []
-        encode, admits = self.encode, outcomes.admits
+        encode, failed = self.encode, outcomes.failed
         for index, message in enumerate(messages):
             try:
-                if admits(index):
+                if not failed or outcomes.admits(index):
                     batch.append((index, encode(message)))
             except (SemelError, ValueError, TypeError) as error:
                 # Python's own errors may quote the value.

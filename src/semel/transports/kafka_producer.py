@@ -243,20 +243,14 @@ class Client:
         """Hand over messages from *start* on; return where to go on."""
         stop = min(start + _STRIDE, len(flight.items))
         produce = self._producer.produce if self.alive else _refuse
-        report, admits = flight.report, outcomes.admits
-        for position in range(start, stop):
-            index, wire = flight.items[position]
-            if not admits(index):
+        report, failed = flight.report, outcomes.failed
+        for position, (index, wire) in enumerate(flight.items[start:stop], start):
+            if failed and not outcomes.admits(index):
                 report(position, _SKIPPED)
                 continue
+            topic, key, headers, body = wire
             try:
-                produce(
-                    wire.topic,
-                    wire.body,
-                    wire.key,
-                    headers=wire.headers,
-                    on_delivery=partial(report, position),
-                )
+                produce(topic, body, key, headers=headers, on_delivery=partial(report, position))
             except BufferError:
                 return position
             except KafkaException as error:
