@@ -5,6 +5,7 @@ and `EventConsumer` (broker to handlers). One value travels: `MessageEnvelope`.
 """
 
 from semel.aggregate import AggregateRoot
+from semel.asgi import IdempotencyMiddleware, IdempotencyPolicy, idempotent_call
 from semel.commands import CommandBus
 from semel.consumer import EventConsumer
 from semel.envelope import MessageEnvelope
@@ -31,6 +32,7 @@ from semel.errors import (
 )
 from semel.health import ConsumerHealthInfo, ConsumerHealthService
 from semel.hub import Hub
+from semel.idempotency import Idempotency, idempotent
 from semel.inbox import ConsumerInbox
 from semel.maintenance import Retention
 from semel.projector import OutboxProjector
@@ -73,10 +75,13 @@ __all__ = [
     "DuplicateMessageError",
     "EventConsumer",
     "Hub",
+    "Idempotency",
     "IdempotencyConflictError",
     "IdempotencyError",
     "IdempotencyKeyMissingError",
+    "IdempotencyMiddleware",
     "IdempotencyMismatchError",
+    "IdempotencyPolicy",
     "IdempotencyRecord",
     "InMemoryMessageBus",
     "Inbox",
@@ -116,4 +121,6 @@ __all__ = [
     "WireError",
     "bus_from_url",
     "collect_events_on_flush",
+    "idempotent",
+    "idempotent_call",
 ]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from semel.binding import Handler, call, name_of, takes_second
 from semel.envelope import DEFAULT_TENANT
 from semel.errors import ConfigurationError, UnknownCommandError
+from semel.idempotency.functions import SYSTEM, Idempotency, returned
 from semel.observer import NullObserver, Operation
 from semel.protocols import Observer, Storage, UnitOfWork
 
@@ -23,8 +24,17 @@ class CommandBus:
     ...     return command.upper()
     """
 
-    def __init__(self, storage: Storage | None = None, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage | None = None,
+        *,
+        idempotency: Idempotency | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         self._storage = storage
+        self._idempotency = idempotency
+        if idempotency is None and storage is not None:
+            self._idempotency = Idempotency(storage)
         self._observer = observer or NullObserver()
         self._handlers: dict[type[Any], tuple[Handler, bool]] = {}
 
@@ -53,11 +63,16 @@ class CommandBus:
         uow: UnitOfWork | None = None,
         *,
         tenant_id: str = DEFAULT_TENANT,
+        idempotency_key: str | None = None,
+        principal: str = SYSTEM,
     ) -> Any:
         """Run the command's handler and return its result.
 
         In *uow* the effects commit with it, whoever owns it. Without it a unit of work is opened
         for this command and committed, or rolled back if the handler raises.
+        With *idempotency_key* the handler runs once: whoever executes the command again with that
+        key, as the same *principal*, gets the first result. It must be JSON, or become the type
+        that the handler is annotated to return.
         """
         found = self._handlers.get(type(command))
         if found is None:
@@ -67,7 +82,28 @@ class CommandBus:
             )
         labels = {"command": type(command).__qualname__}
         with self._observer.observe(Operation(name="command", labels=labels)):
-            return await self._run(*found, command, uow, tenant_id)
+            if idempotency_key is None:
+                return await self._run(*found, command, uow, tenant_id)
+            if self._idempotency is None:
+                raise ConfigurationError(
+                    "this CommandBus has no storage to keep keys in: make it with "
+                    "CommandBus(storage)"
+                )
+            handler, takes_uow = found
+
+            async def handle(own: UnitOfWork) -> Any:
+                return await call(handler, command, own, takes_uow=takes_uow)
+
+            return await self._idempotency.run(
+                idempotency_key,
+                handle,
+                name=name_of(type(command)),
+                arguments=command,
+                returns=returned(handler),
+                tenant_id=tenant_id if uow is None else uow.tenant_id,
+                principal=principal,
+                uow=uow,
+            )
 
     async def _run(
         self,

@@ -50,12 +50,15 @@ class Removed:
 
     outbox: int = 0
     inbox: int = 0
+    idempotency: int = 0
 
 
 async def cleanup(
     storage: Storage, retention: Retention | None = None, *, progress: Progress | None = None
 ) -> Removed:
     """Delete what *retention* does not keep: SENT outbox rows and PROCESSED inbox rows.
+
+    And idempotency keys that have expired, each after the time that it was kept for.
 
     Every transaction deletes at most `retention.batch_size` rows. *progress* is called with the
     table's name and the number of rows after each table.
@@ -72,7 +75,10 @@ async def cleanup(
         inbox = await storage.inbox.cleanup(older_than=keep.inbox, batch_size=keep.batch_size)
         if progress is not None:
             progress("inbox", inbox)
-    return Removed(outbox=outbox, inbox=inbox)
+    idempotency = await storage.idempotency.cleanup(batch_size=keep.batch_size)
+    if progress is not None:
+        progress("idempotency", idempotency)
+    return Removed(outbox=outbox, inbox=inbox, idempotency=idempotency)
 
 
 def _days(span: timedelta) -> str:

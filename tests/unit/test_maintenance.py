@@ -23,25 +23,27 @@ class Storage:
     def __init__(self) -> None:
         self.outbox = Store(3)
         self.inbox = Store(5)
+        self.idempotency = Store(2)
 
 
 async def test_cleanup_keeps_what_retention_says() -> None:
-    """Both tables are cleaned with their own windows, in batches; progress is told."""
+    """All tables are cleaned with their own windows, in batches; progress is told."""
     storage: Any = Storage()
     told: list[tuple[str, int]] = []
     removed = await cleanup(
         storage, Retention(batch_size=100), progress=lambda *given: told.append(given)
     )
-    assert Removed(outbox=3, inbox=5) == removed
+    assert Removed(outbox=3, inbox=5, idempotency=2) == removed
     assert [{"older_than": timedelta(days=7), "batch_size": 100}] == storage.outbox.calls
     assert [{"older_than": timedelta(days=30), "batch_size": 100}] == storage.inbox.calls
-    assert [("outbox", 3), ("inbox", 5)] == told
+    assert [{"batch_size": 100}] == storage.idempotency.calls
+    assert [("outbox", 3), ("inbox", 5), ("idempotency", 2)] == told
 
 
 async def test_none_keeps_for_ever() -> None:
-    """A table without a window is left alone."""
+    """A table without a window is left alone; idempotency keys carry their own."""
     storage: Any = Storage()
-    assert Removed() == await cleanup(storage, Retention(outbox_sent=None, inbox=None))
+    assert Removed(idempotency=2) == await cleanup(storage, Retention(outbox_sent=None, inbox=None))
     assert [] == storage.outbox.calls + storage.inbox.calls
 
 

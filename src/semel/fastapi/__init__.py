@@ -8,5 +8,6 @@ except ImportError as missing:
     raise ImportError(missing_extra("semel.fastapi", "fastapi")) from missing
 
 from semel.fastapi.dependencies import unit_of_work
+from semel.fastapi.idempotency import describe_idempotency, idempotency_key
 
-__all__ = ["unit_of_work"]
+__all__ = ["describe_idempotency", "idempotency_key", "unit_of_work"]

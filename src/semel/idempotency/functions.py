@@ -185,7 +185,7 @@ def idempotent(
         outer = signature.replace(
             parameters=[p for p in signature.parameters.values() if p.name != "uow"]
         )
-        returns = _returned(function)
+        returns = returned(function)
 
         @functools.wraps(function)
         async def once(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -214,7 +214,8 @@ def idempotent(
     return decorate
 
 
-def _returned(function: Callable[..., Any]) -> Any:
+def returned(function: Callable[..., Any]) -> Any:
+    """Return the type that *function* is annotated to return; `Any` if it tells none."""
     try:
         return typing.get_type_hints(function).get("return", Any)
     except (NameError, TypeError):
