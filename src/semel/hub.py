@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from semel.binding import Handler
@@ -208,15 +210,22 @@ class Hub:
         return lifespan
 
     async def run_forever(self, *, projector: bool = True, consumers: bool = True) -> None:
-        """Run until SIGTERM or SIGINT; then finish what is in flight and hand over the rest."""
+        """Run until SIGTERM or SIGINT; then finish what is in flight and hand over the rest.
+
+        The process is the hub's: what is loaded by now stays, and the garbage collector is told
+        to leave it alone, or it would go through it again and again while messages pass.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         try:
             async with self.running(projector=projector, consumers=consumers):
+                gc.collect()
+                gc.freeze()
                 await stop.wait()
         finally:
+            gc.unfreeze()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
@@ -237,6 +246,8 @@ class Hub:
         unsent = sum(stats.counts[status] for status in _UNSENT) - stats.scheduled
         if unsent - stats.parked > 0:
             return False
+        if self.projector is not None and not self.projector.has_noticed(stats.operations):
+            return False  # what an operator requeued is parked until then
         for consumer in self.consumers.values():
             if consumer.in_flight or await consumer.lag():
                 return False
@@ -246,7 +257,10 @@ class Hub:
 
     async def cleanup(self) -> Removed:
         """Delete finished rows that the retention does not keep."""
-        return await cleanup(self.storage, self.retention)
+        removed = await cleanup(self.storage, self.retention)
+        for table, number in asdict(removed).items():
+            self.observer.count("cleanup_removed_total", number, table=table)
+        return removed
 
 
 def _tell(task: asyncio.Task[None]) -> None:

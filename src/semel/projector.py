@@ -15,6 +15,7 @@ from semel.protocols import Clock, MessageBus, Observer
 from semel.publishing import Publisher
 from semel.reading import Intake
 from semel.relay import ALL_TENANTS, RelayStore
+from semel.reporting import Report
 from semel.settings import OutboxProjectorConfig
 from semel.tenure import Tenure
 from semel.window import Window
@@ -82,6 +83,7 @@ class OutboxProjector:
             clock=self._clock,
             observer=self._observer,
         )
+        self._tenure.report = Report(self._publisher, self._tenure, self._clock)
         self._intake = Intake(
             store,
             self._window,
@@ -128,6 +130,10 @@ class OutboxProjector:
     def published(self) -> int:
         """How many events the broker has confirmed to this projector."""
         return self._publisher.published
+
+    def has_noticed(self, operations: int) -> bool:
+        """Tell whether it knows of so many interventions, and has looked at everything since."""
+        return self._intake.noticed == operations
 
     def wake(self) -> None:
         """Look for events now; may be called from any thread."""

@@ -74,6 +74,11 @@ class Publisher:
         self.published = 0
 
     @property
+    def failed(self) -> int:
+        """How many attempts were rejected for the event's own sake."""
+        return self._charges.charged
+
+    @property
     def unacknowledged(self) -> bool:
         """Whether confirmed events are not marked in the table yet."""
         return bool(self._sent)

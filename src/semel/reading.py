@@ -45,6 +45,8 @@ class Intake:
         self._schedule_at = 0.0
         #: There may be new rows: look at all lanes.
         self.woken = True
+        #: So many interventions of operators have been taken into account.
+        self.noticed: int | None = None
 
     def next_read(self, now: float) -> float:
         """Return when to call `read`; what has passed is now."""
@@ -137,6 +139,7 @@ class Intake:
         window = self._window
         self._sweep_at = self._clock.monotonic() + self._config.sweep_seconds
         changed, self._tenure.changed = self._tenure.changed, False
+        operations = self._tenure.operations
         self._destinations.apply_pauses(self._tenure.pauses)
         lanes = dict(window.lanes)
         window.holds.begin_survey()
@@ -159,6 +162,7 @@ class Intake:
                 lane.surveyed = True
         if changed:
             self._schedule_at = 0.0
+        self.noticed = operations
 
     async def _promote(self) -> None:
         lanes = self._window.lanes

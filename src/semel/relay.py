@@ -126,7 +126,10 @@ class RelayStore(Protocol):
     """
 
     async def heartbeat(self, instance: Instance) -> Standing:
-        """Register the instance, renew all its leases with one statement, tell how it stands."""
+        """Register the instance, renew all its leases with one statement, tell how it stands.
+
+        Its detail is stored, for others to see.
+        """
 
     async def claim(self, instance: Instance, limit: int) -> Sequence[Claim]:
         """Take up to *limit* free or expired partitions; each claim raises the epoch.

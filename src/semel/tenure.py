@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import ceil
+from typing import Any
 from uuid import uuid4
 
 from semel.protocols import Clock, Observer
@@ -47,6 +50,8 @@ class Tenure:
         self.pauses: tuple[Pause, ...] = ()
         self.operations: int | None = None
         self.changed = False
+        #: What to tell others with each heartbeat.
+        self.report: Callable[[], Mapping[str, Any]] = dict
 
     def enter(self) -> None:
         """Be somebody else than the process that made this object and forked."""
@@ -76,7 +81,8 @@ class Tenure:
         """Renew, claim, hand over."""
         started = self._clock.monotonic()
         self.next_tick = started + self.interval
-        standing = await self._store.heartbeat(self.instance)
+        detail = {**self.instance.detail, **self.report()}
+        standing = await self._store.heartbeat(replace(self.instance, detail=detail))
         self._check_owned(standing)
         self.deadline = started + self.instance.lease_seconds
         await self._balance(standing)
@@ -154,5 +160,5 @@ def _new_instance(scope: str, lease_seconds: float) -> Instance:
         id=f"{host[:100]}:{pid}:{uuid4().hex[:8]}",
         scope=scope,
         lease_seconds=lease_seconds,
-        detail={"host": host, "pid": pid},
+        detail={"host": host, "pid": pid, "lease_seconds": lease_seconds},
     )

@@ -15,6 +15,7 @@ from semel.commands import CommandBus
 from semel.consumer import EventConsumer
 from semel.envelope import MessageEnvelope
 from semel.errors import ConfigurationError
+from semel.operations import InboxFilter
 from semel.protocols import UnitOfWork
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.states import InboxStatus
@@ -69,7 +70,7 @@ async def test_handlers_receive_what_they_ask_for(
         await drained(consumer)
     assert [7] == [event.job_id for event in seen]
     assert isinstance(seen[0], kind)
-    dead = await storage.inbox.search(status=InboxStatus.DEAD)
+    dead = await storage.inbox.search(InboxFilter(status=InboxStatus.DEAD))
     assert {("id-b", 1), ("id-c", 1)} == {(r.message_id, r.attempts) for r in dead}
     assert all(str(r.reason).startswith("invalid:") for r in dead)
     assert not any("secret" in str(r.reason) for r in dead)

@@ -19,6 +19,7 @@ from semel.errors import (
 )
 from semel.inbox import ConsumerInbox, Outcome
 from semel.observer import NullObserver
+from semel.operations import InboxFilter
 from semel.sqlalchemy.inbox import SqlAlchemyInbox
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.states import InboxStatus
@@ -37,8 +38,8 @@ class Counts(NullObserver):
         self.counts[name] += int(value)
         self.labels[name] = labels
 
-    def record(self, name: str, value: float, **labels: str) -> None:
-        self.records[name] += 1
+    def record(self, name: str, *values: float, **labels: str) -> None:
+        self.records[name] += len(values)
 
 
 async def test_a_duplicate_is_skipped(storage: SqlAlchemyStorage) -> None:
@@ -278,8 +279,8 @@ async def test_the_payload_is_kept_on_request(storage: SqlAlchemyStorage) -> Non
     """By default the inbox holds a hash only."""
     await run(ConsumerInbox(storage, "billing"))
     await run(ConsumerInbox(storage, "audit", keep_payload=True))
-    [plain] = await storage.inbox.search(consumer_name="billing")
-    [kept] = await storage.inbox.search(consumer_name="audit")
+    [plain] = await storage.inbox.search(InboxFilter(consumer_name="billing"))
+    [kept] = await storage.inbox.search(InboxFilter(consumer_name="audit"))
     assert (None, {"name": "a"}) == (plain.payload, kept.payload)
     assert plain.payload_hash is not None
     assert (InboxStatus.PROCESSED, 1, "orders") == (plain.status, plain.attempts, plain.source)

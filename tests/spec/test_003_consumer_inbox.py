@@ -20,6 +20,7 @@ from semel import (
     SqlAlchemyStorage,
     SQLAlchemyUnitOfWork,
 )
+from semel.operations import InboxFilter
 from semel.protocols import Subscription
 from tests.spec.conftest import Effect
 
@@ -167,7 +168,7 @@ async def test_growth_and_troubleshooting_queries(storage: SqlAlchemyStorage) ->
     """Entries by consumer and the oldest of them, without SQL."""
     await ConsumerInbox(storage, "order-service").process_idempotent(**arguments())
     (stats,) = await storage.inbox.stats()
-    (record,) = await storage.inbox.search(consumer_name="order-service")
+    (record,) = await storage.inbox.search(InboxFilter(consumer_name="order-service"))
 
     assert ("order-service", 1) == (stats.consumer_name, sum(stats.counts.values()))
     assert stats.oldest is not None

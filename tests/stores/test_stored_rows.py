@@ -10,6 +10,7 @@ from sqlalchemy import inspect, text, update
 
 from semel.envelope import MessageEnvelope
 from semel.errors import SchemaError
+from semel.operations import OutboxFilter
 from semel.relay import Read
 from semel.sqlalchemy.outbox import SqlAlchemyOutbox
 from semel.sqlalchemy.storage import SqlAlchemyStorage
@@ -88,7 +89,8 @@ async def test_fm_d11_names_compare_byte_for_byte(storage: SqlAlchemyStorage, fi
             assert name == record.payload
     if field == "topic":
         for name in NAMES:
-            assert [name] == [r.payload for r in await storage.outbox.search(topic=name)]
+            found = await storage.outbox.search(OutboxFilter(topic=name))
+            assert [name] == [record.payload for record in found]
             assert 9 == len(await ids(storage, skip_topics=[name]))
 
 

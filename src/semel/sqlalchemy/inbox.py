@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, select
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy import ColumnElement, and_, delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel.envelope import check_name, check_tenant
 from semel.errors import ConfigurationError, DuplicateMessageError
@@ -15,9 +15,9 @@ from semel.hashing import payload_hash
 from semel.sqlalchemy.dialects import database_of
 from semel.sqlalchemy.gate import INBOX, SqlAlchemyInboxGate
 from semel.sqlalchemy.tables import InboxRecord
-from semel.states import Admission, InboxStats, InboxStatus, Receipt
+from semel.states import Admission, InboxStatus, Receipt
 
-__all__ = ["SqlAlchemyInbox", "SqlAlchemyInboxGate", "SqlAlchemyInboxStore"]
+__all__ = ["SqlAlchemyInbox", "SqlAlchemyInboxGate"]
 
 # A counter of attempts whose message never came back has nothing to protect either.
 _REMOVABLE = (InboxStatus.PROCESSED.value, InboxStatus.RECEIVED.value)
@@ -100,7 +100,7 @@ class SqlAlchemyInbox:
     async def cleanup_old_records(self, older_than_days: int = 30) -> int:
         """Delete this tenant's and consumer's old PROCESSED records in the caller's transaction."""
         connection = await self._session.connection()
-        condition = _old(database_of(connection.dialect).later(-_seconds(older_than_days)))
+        condition = old_records(database_of(connection.dialect).later(-_seconds(older_than_days)))
         result = await connection.execute(delete(INBOX).where(condition, *self._mine()))
         return result.rowcount
 
@@ -111,97 +111,8 @@ class SqlAlchemyInbox:
         return and_(*self._mine(), INBOX.c.message_id == message_id)
 
 
-class SqlAlchemyInboxStore:
-    """The operator's side of the inbox table; every call is its own transaction."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._database = database_of(engine.dialect)
-        self._engine = engine.execution_options(**self._database.own_transaction_options)
-
-    async def stats(self) -> Sequence[InboxStats]:
-        """Per consumer: how many records by status, and the oldest of them."""
-        statement = (
-            select(
-                InboxRecord.consumer_name,
-                InboxRecord.status,
-                func.count(),
-                func.min(InboxRecord.received_at),
-            )
-            .group_by(InboxRecord.consumer_name, InboxRecord.status)
-            .order_by(InboxRecord.consumer_name)
-        )
-        counts: dict[str, dict[InboxStatus, int]] = {}
-        oldest: dict[str, datetime] = {}
-        async with self._engine.connect() as connection:
-            for name, status, count, first in await connection.execute(statement):
-                counts.setdefault(name, {})[InboxStatus(status)] = count
-                oldest[name] = min(first, oldest.get(name, first))
-        return [
-            InboxStats(consumer_name=name, counts=by_status, oldest=oldest[name])
-            for name, by_status in counts.items()
-        ]
-
-    async def search(
-        self,
-        *,
-        consumer_name: str | None = None,
-        tenant_id: str | None = None,
-        status: InboxStatus | None = None,
-        limit: int = 50,
-    ) -> Sequence[InboxRecord]:
-        """Newest first."""
-        statement = select(InboxRecord).order_by(InboxRecord.processed_at.desc()).limit(limit)
-        if consumer_name is not None:
-            statement = statement.where(InboxRecord.consumer_name == consumer_name)
-        if tenant_id is not None:
-            statement = statement.where(InboxRecord.tenant_id == tenant_id)
-        if status is not None:
-            statement = statement.where(InboxRecord.status == InboxStatus(status).value)
-        async with AsyncSession(self._engine) as session:
-            return (await session.scalars(statement)).all()
-
-    async def forget(
-        self, message_id: str, *, consumer_name: str, tenant_id: str = "default"
-    ) -> bool:
-        """Allow the message to be processed again; False if it was not there."""
-        statement = delete(INBOX).where(
-            INBOX.c.tenant_id == tenant_id,
-            INBOX.c.consumer_name == consumer_name,
-            INBOX.c.message_id == message_id,
-        )
-        async with self._engine.begin() as connection:
-            return (await connection.execute(statement)).rowcount == 1
-
-    async def cleanup(
-        self,
-        *,
-        older_than: timedelta,
-        consumer_name: str | None = None,
-        tenant_id: str | None = None,
-        batch_size: int = 10_000,
-    ) -> int:
-        """Delete PROCESSED records older than that, in transactions of at most *batch_size*.
-
-        So are counters of attempts (RECEIVED) as old as that; DEAD and PARKED records stay.
-        """
-        if batch_size < 1:
-            raise ConfigurationError("batch_size must be at least 1")
-        condition = _old(self._database.later(-older_than.total_seconds()))
-        if consumer_name is not None:
-            condition = and_(condition, INBOX.c.consumer_name == consumer_name)
-        if tenant_id is not None:
-            condition = and_(condition, INBOX.c.tenant_id == tenant_id)
-        statement = self._database.delete_some(INBOX, condition, limit=batch_size)
-        total = 0
-        while True:
-            async with self._engine.begin() as connection:
-                removed = (await connection.execute(statement)).rowcount
-            total += removed
-            if removed < batch_size:
-                return total
-
-
-def _old(line: Any) -> ColumnElement[bool]:
+def old_records(line: Any) -> ColumnElement[bool]:
+    """Return the condition that a record is finished and older than *line*."""
     return and_(INBOX.c.processed_at < line, INBOX.c.status.in_(_REMOVABLE))
 
 

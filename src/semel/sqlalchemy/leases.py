@@ -33,8 +33,11 @@ class SqlAlchemyLeases:
         """Register the instance, renew its leases, tell how it stands."""
         now, until = self._database.now(), self._database.later(instance.lease_seconds)
         async with self._pulse.use() as connection:
+            detail = dict(instance.detail)
             seen = await connection.execute(
-                update(_instance).where(_instance.c.id == instance.id).values(heartbeat_at=now)
+                update(_instance)
+                .where(_instance.c.id == instance.id)
+                .values(heartbeat_at=now, detail=detail)
             )
             if seen.rowcount == 0:
                 await connection.execute(
@@ -43,7 +46,7 @@ class SqlAlchemyLeases:
                         scope=instance.scope,
                         started_at=now,
                         heartbeat_at=now,
-                        detail=dict(instance.detail),
+                        detail=detail,
                     )
                 )
             mine = and_(_lease.c.scope == instance.scope, _lease.c.owner == instance.id)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast
 
-from sqlalchemy import URL, Connection, Dialect, Table, func, insert, inspect, make_url, select
+from sqlalchemy import URL, Connection, Dialect, make_url, select
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -22,20 +22,22 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from semel.envelope import MessageEnvelope
-from semel.errors import ConfigurationError, SchemaError, StorageError, describe, missing_extra
+from semel.errors import ConfigurationError, StorageError, describe, missing_extra
 from semel.protocols import Observer, Serializer, UnitOfWork
 from semel.sqlalchemy import bus_tables as _bus_tables  # noqa: F401  part of the metadata
+from semel.sqlalchemy.audit import SqlAlchemyAuditStore
 from semel.sqlalchemy.buffer import LENT
+from semel.sqlalchemy.creation import create_schema, examine
 from semel.sqlalchemy.dialects import DRIVER_EXTRAS, URL_HINT, Database, database_of
 from semel.sqlalchemy.idempotency import SqlAlchemyIdempotencyStore
-from semel.sqlalchemy.inbox import SqlAlchemyInboxGate, SqlAlchemyInboxStore
-from semel.sqlalchemy.layout import SLOTS
+from semel.sqlalchemy.inbox import SqlAlchemyInboxGate
+from semel.sqlalchemy.inbox_store import SqlAlchemyInboxStore
 from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES
 from semel.sqlalchemy.outbox_store import SqlAlchemyOutboxStore
 from semel.sqlalchemy.relay import SqlAlchemyRelayStore
-from semel.sqlalchemy.schema import check_schema, check_version, control_rows
-from semel.sqlalchemy.tables import OutboxControl, OutboxSlot, metadata
+from semel.sqlalchemy.schema import check_schema, check_version
 from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
+from semel.sqlalchemy.workers import SqlAlchemyWorkerStore
 
 #: What a database that refuses or does not answer may raise.
 DATABASE_ERRORS: tuple[type[Exception], ...] = (SQLAlchemyError, OSError)
@@ -83,8 +85,10 @@ class SqlAlchemyStorage:
         self._unordered = tuple(unordered_topics)
         self.observer = observer
         self._reader = self.engine.execution_options(semel_read_only=True)
-        self.outbox = SqlAlchemyOutboxStore(self.engine)
+        self.outbox = SqlAlchemyOutboxStore(self.engine, max_payload_bytes=max_payload_bytes)
         self.inbox = SqlAlchemyInboxStore(self.engine)
+        self.workers = SqlAlchemyWorkerStore(self.engine)
+        self.audit = SqlAlchemyAuditStore(self.engine)
         self.idempotency = SqlAlchemyIdempotencyStore(self.engine)
         self.relay = SqlAlchemyRelayStore(self.engine, notify=notify)
 
@@ -137,6 +141,14 @@ class SqlAlchemyStorage:
         async with self.engine.begin() as connection:
             await connection.run_sync(create_schema)
 
+    async def upgrade(self) -> None:
+        """Create the tables, or bring those of an earlier release up to date."""
+        from semel.sqlalchemy.migrations import upgrade  # noqa: PLC0415  needs an extra
+
+        engine = self.engine.execution_options(**self._database.own_transaction_options)
+        async with engine.begin() as connection:
+            await connection.run_sync(upgrade)
+
     async def ping(self) -> None:
         """Raise `StorageError` if the database does not answer, `SchemaError` for bad tables."""
         await self._ask(check_schema)
@@ -172,56 +184,6 @@ class SqlAlchemyStorage:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def create_schema(connection: Connection) -> None:
-    """Create missing tables and fill the control tables; leaves existing ones alone."""
-    with database_of(connection.dialect).serialize_ddl(connection):
-        _create(connection)
-
-
-def _create(connection: Connection) -> None:
-    if inspect(connection).has_table("outbox") and not inspect(connection).has_table(
-        "outbox_control"
-    ):
-        raise SchemaError(
-            "this database has a table `outbox` that is not semel's: rename it, or use another "
-            "schema or database"
-        )
-    metadata.create_all(connection)
-    known = set(connection.scalars(select(OutboxSlot.slot)))
-    missing = [{"slot": slot} for slot in range(SLOTS) if slot not in known]
-    if missing:
-        connection.execute(insert(cast("Table", OutboxSlot.__table__)), missing)
-    present = set(connection.scalars(select(OutboxControl.name)))
-    fresh = [
-        {"name": name, "value": value}
-        for name, value in control_rows().items()
-        if name not in present
-    ]
-    if fresh:
-        connection.execute(insert(cast("Table", OutboxControl.__table__)), fresh)
-
-
-def examine(connection: Connection) -> None:
-    """Raise `SchemaError` for tables that would break the order of events."""
-    found = inspect(connection)
-    for table in metadata.sorted_tables:
-        if not found.has_table(table.name):
-            raise SchemaError(f"the table {table.name} is missing: run `semel db create`")
-        columns = {column["name"] for column in found.get_columns(table.name)}
-        missing = sorted(column.name for column in table.columns if column.name not in columns)
-        if missing:
-            raise SchemaError(
-                f"{table.name} has no column {', '.join(missing)}: run `semel db upgrade`"
-            )
-    slots = connection.scalar(select(func.count()).select_from(OutboxSlot))
-    if slots != SLOTS:
-        raise SchemaError(
-            f"outbox_slot has {slots} rows instead of {SLOTS}, so writers would not exclude each "
-            "other: run `semel db create`"
-        )
-    database_of(connection.dialect).check_sequence(connection)
 
 
 def _make_engine(database: str | URL, options: dict[str, Any]) -> AsyncEngine:

@@ -12,6 +12,7 @@ import pytest
 
 from semel.envelope import MessageEnvelope
 from semel.errors import DuplicateMessageError, TransactionMisuseError
+from semel.operations import InboxFilter
 from semel.protocols import InboxGate, Storage
 from semel.states import Admission, InboxStatus, Receipt
 
@@ -238,7 +239,7 @@ class InboxStoreContract:
         async with transaction(storage) as gate:
             await gate.admit([receipt()])
             await gate.complete([receipt()], duration_ms=1234)
-        [record] = await storage.inbox.search(consumer_name="billing")
+        [record] = await storage.inbox.search(InboxFilter(consumer_name="billing"))
         assert 1234 == record.processing_duration_ms
         assert record.processed_at is not None
         assert record.processed_at.tzinfo is not None
@@ -319,11 +320,11 @@ class InboxStoreContract:
         assert billing.oldest is not None
         assert billing.oldest.tzinfo is not None
         assert ["m-2", "m-1"] == [
-            record.message_id for record in await storage.inbox.search(consumer_name="billing")
+            record.message_id for record in await storage.inbox.search(InboxFilter(consumer_name="billing"))
         ]
-        [dead] = await storage.inbox.search(status=InboxStatus.DEAD)
+        [dead] = await storage.inbox.search(InboxFilter(status=InboxStatus.DEAD))
         assert ("m-2", 3, "boom") == (dead.message_id, dead.attempts, dead.reason)
-        assert [] == await storage.inbox.search(tenant_id="other")
+        assert [] == await storage.inbox.search(InboxFilter(tenant_id="other"))
         assert 1 == len(await storage.inbox.search(limit=1))
 
     async def test_cleanup_removes_in_batches(self, storage: Storage) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from semel.errors import ConfigurationError, InvalidMessageError
+from semel.operations import OutboxFilter
 from semel.protocols import Storage
 from semel.states import OutboxStatus
 from semel.testing.contracts.rows import PARTITIONS, add, bury, ids, instance, unsent
@@ -36,14 +37,14 @@ class OutboxStoreContract:
         await add(storage, "a", tenant_id="acme")
         pages: list[str] = []
         before: int | None = None
-        while page := await storage.outbox.search(tenant_id="default", before=before, limit=2):
+        while page := await storage.outbox.search(OutboxFilter(tenant_id="default"), before=before, limit=2):
             assert 2 >= len(page)
             pages += [record.id for record in page]
             before = page[-1].sequence
         assert added[::-1] == pages
-        assert [added[3], added[1]] == [r.id for r in await storage.outbox.search(topic="b")]
-        assert 1 == len(await storage.outbox.search(tenant_id="acme"))
-        assert [] == await storage.outbox.search(status=OutboxStatus.DEAD)
+        assert [added[3], added[1]] == [r.id for r in await storage.outbox.search(OutboxFilter(topic="b"))]
+        assert 1 == len(await storage.outbox.search(OutboxFilter(tenant_id="acme")))
+        assert [] == await storage.outbox.search(OutboxFilter(status=OutboxStatus.DEAD))
 
     async def test_stats_count_by_status(self, storage: Storage) -> None:
         empty = await storage.outbox.stats()
@@ -73,6 +74,7 @@ class OutboxStoreContract:
         await bury(storage, first)
         assert [second] == await ids(storage)
         assert 1 == await storage.outbox.requeue([first, second, "unknown"])
+        await storage.relay.unpark(PARTITIONS, blocked=())
         assert [first, second] == await ids(storage)
         record = await storage.outbox.get(first)
         assert record is not None
