@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,8 +75,15 @@ class IdempotencyStore(Protocol):
     ) -> Sequence[IdempotencyRecord]:
         """Newest first; page with *before* = the last row's `created_at`."""
 
-    async def cleanup(self, *, tenant_id: str | None = None, batch_size: int = 10_000) -> int:
+    async def cleanup(
+        self,
+        *,
+        tenant_id: str | None = None,
+        batch_size: int = 10_000,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
         """Delete expired rows, in transactions of at most *batch_size*.
 
-        A row that has not expired is never deleted.
+        A row that has not expired is never deleted. *progress* is told after each transaction how
+        many are gone; what it raises ends the clean-up there.
         """

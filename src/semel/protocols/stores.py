@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 #: Gets the rows that are about to be deleted, as JSON-ready dicts.
 Archive = Callable[[Sequence[Mapping[str, Any]]], Awaitable[None] | None]
+#: Is told how many rows are deleted so far.
+Deleted = Callable[[int], None]
+#: Is told how many rows are deleted so far.
+Deleted = Callable[[int], None]
 
 
 class OutboxStore(Protocol):
@@ -150,12 +154,14 @@ class OutboxStore(Protocol):
         tenant_id: str | None = None,
         batch_size: int = 10_000,
         archive: Archive | None = None,
+        progress: Deleted | None = None,
         actor: str = "retention",
     ) -> int:
         """Delete rows SENT before that, in transactions of at most *batch_size* rows.
 
         Rows in other states are never deleted. *archive* gets every row, with its payload, before
-        the transaction that deletes it commits; what it raises keeps the rows.
+        the transaction that deletes it commits; what it raises keeps the rows. *progress* is told
+        after each transaction how many are gone; what it raises ends the clean-up there.
         """
 
 
@@ -202,11 +208,13 @@ class InboxStore(Protocol):
         tenant_id: str | None = None,
         batch_size: int = 10_000,
         archive: Archive | None = None,
+        progress: Deleted | None = None,
         actor: str = "retention",
     ) -> int:
         """Delete PROCESSED records older than that, in transactions of at most *batch_size*.
 
-        *archive* gets every record before the transaction that deletes it commits.
+        *archive* gets every record before the transaction that deletes it commits. *progress* is
+        told after each transaction how many are gone; what it raises ends the clean-up there.
         """
 
 

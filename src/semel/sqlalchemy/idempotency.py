@@ -219,7 +219,13 @@ class SqlAlchemyIdempotencyStore:
         async with AsyncSession(self._reader) as session:
             return (await session.scalars(statement.limit(limit))).all()
 
-    async def cleanup(self, *, tenant_id: str | None = None, batch_size: int = 10_000) -> int:
+    async def cleanup(
+        self,
+        *,
+        tenant_id: str | None = None,
+        batch_size: int = 10_000,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
         """Delete expired rows, in transactions of at most *batch_size*."""
         if batch_size < 1:
             raise ConfigurationError("batch_size must be at least 1")
@@ -232,6 +238,8 @@ class SqlAlchemyIdempotencyStore:
             async with self._engine.begin() as connection:
                 removed = (await connection.execute(statement)).rowcount
             total += removed
+            if progress is not None:
+                progress(total)
             if removed < batch_size:
                 return total
 

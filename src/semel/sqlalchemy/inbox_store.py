@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from semel.errors import ConfigurationError
 from semel.operations import Count, InboxFilter, Page
 from semel.operations.rows import inbox_row
-from semel.protocols.stores import Archive
+from semel.protocols.stores import Archive, Deleted
 from semel.sqlalchemy.audit import Trail
 from semel.sqlalchemy.gate import INBOX
 from semel.sqlalchemy.inbox import old_records
@@ -155,6 +155,7 @@ class SqlAlchemyInboxStore(OperatorSide):
         tenant_id: str | None = None,
         batch_size: int = 10_000,
         archive: Archive | None = None,
+        progress: Deleted | None = None,
         actor: str = "retention",
     ) -> int:
         """Delete PROCESSED records older than that, in transactions of at most *batch_size*.
@@ -192,6 +193,8 @@ class SqlAlchemyInboxStore(OperatorSide):
             removed = await self._transact(work)
             trail.kept()
             total += removed
+            if progress is not None:
+                progress(total)
             if removed < size:
                 return total
 

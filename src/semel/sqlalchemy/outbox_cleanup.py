@@ -14,7 +14,7 @@ from semel.envelope import check_tenant
 from semel.errors import ConfigurationError
 from semel.operations import OutboxFilter
 from semel.operations.rows import outbox_row
-from semel.protocols.stores import Archive
+from semel.protocols.stores import Archive, Deleted
 from semel.sqlalchemy.audit import Trail
 from semel.sqlalchemy.operator_side import OperatorSide
 from semel.sqlalchemy.outbox_scan import OUTBOX, Span, bounds, next_span
@@ -35,6 +35,7 @@ class OutboxCleanup(OperatorSide):
         tenant_id: str | None = None,
         batch_size: int = 10_000,
         archive: Archive | None = None,
+        progress: Deleted | None = None,
         actor: str = "retention",
     ) -> int:
         """Delete rows SENT before that, in bounded batches along the primary key."""
@@ -70,6 +71,8 @@ class OutboxCleanup(OperatorSide):
             number, rest = await self._transact(work)
             trail.kept()
             deleted += number
+            if progress is not None:
+                progress(deleted)
             if rest is None:
                 return deleted
             span = rest

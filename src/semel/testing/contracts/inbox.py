@@ -320,7 +320,8 @@ class InboxStoreContract:
         assert billing.oldest is not None
         assert billing.oldest.tzinfo is not None
         assert ["m-2", "m-1"] == [
-            record.message_id for record in await storage.inbox.search(InboxFilter(consumer_name="billing"))
+            record.message_id
+            for record in await storage.inbox.search(InboxFilter(consumer_name="billing"))
         ]
         [dead] = await storage.inbox.search(InboxFilter(status=InboxStatus.DEAD))
         assert ("m-2", 3, "boom") == (dead.message_id, dead.attempts, dead.reason)
@@ -331,7 +332,9 @@ class InboxStoreContract:
         """All old records go, however small the batches; young ones stay."""
         await admit(storage, *(receipt(f"m-{n}") for n in range(7)))
         assert 0 == await storage.inbox.cleanup(older_than=timedelta(hours=1))
-        assert 7 == await storage.inbox.cleanup(older_than=_ALL, batch_size=3)
+        told: list[int] = []
+        assert 7 == await storage.inbox.cleanup(older_than=_ALL, batch_size=3, progress=told.append)
+        assert [3, 6, 7] == told
         assert [] == await storage.inbox.search()
 
     async def test_cleanup_keeps_to_its_tenant_and_consumer(self, storage: Storage) -> None:

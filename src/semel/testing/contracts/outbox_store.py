@@ -37,12 +37,16 @@ class OutboxStoreContract:
         await add(storage, "a", tenant_id="acme")
         pages: list[str] = []
         before: int | None = None
-        while page := await storage.outbox.search(OutboxFilter(tenant_id="default"), before=before, limit=2):
+        while page := await storage.outbox.search(
+            OutboxFilter(tenant_id="default"), before=before, limit=2
+        ):
             assert 2 >= len(page)
             pages += [record.id for record in page]
             before = page[-1].sequence
         assert added[::-1] == pages
-        assert [added[3], added[1]] == [r.id for r in await storage.outbox.search(OutboxFilter(topic="b"))]
+        assert [added[3], added[1]] == [
+            r.id for r in await storage.outbox.search(OutboxFilter(topic="b"))
+        ]
         assert 1 == len(await storage.outbox.search(OutboxFilter(tenant_id="acme")))
         assert [] == await storage.outbox.search(OutboxFilter(status=OutboxStatus.DEAD))
 
@@ -178,3 +182,19 @@ class OutboxStoreContract:
         assert {dead, new}.isdisjoint(sent)
         with pytest.raises(ConfigurationError):
             await storage.outbox.cleanup(older_than=_NO_AGE, batch_size=0)
+
+    async def test_progress_of_a_cleanup_may_end_it(self, storage: Storage) -> None:
+        """It is told after each transaction; what is deleted by then stays deleted."""
+        await add(storage, *"abcdefg")
+        await storage.relay.acknowledge([e.sequence for e in await unsent(storage)], keep=True)
+        told: list[int] = []
+
+        def enough(number: int) -> None:
+            told.append(number)
+            if number >= 4:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            await storage.outbox.cleanup(older_than=_NO_AGE, batch_size=2, progress=enough)
+        assert [2, 4] == told
+        assert 3 == len(await storage.outbox.search())
