@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Self, TypeVar
 
-from semel.binding import Handler, takes_second
+from semel.binding import Binding, Handler, takes_second
 from semel.clock import SystemClock
 from semel.dead_letters import dead_letter_topic as default_topic
 from semel.dispatch import Dispatcher
@@ -89,6 +89,7 @@ class EventConsumer:
             "dead_letter_topic", dead_letter_topic or default_topic(self.topic)
         )
         self._log = logging.LoggerAdapter(_logger, {"consumer": self.name, "topic": self.topic})
+        self.retry = retry or RetryPolicy()
         self._bus = bus
         self._storage = storage
         self._limits = {
@@ -124,7 +125,7 @@ class EventConsumer:
             Plan(
                 name=self.name,
                 dead_letter_topic=self.dead_letter_topic,
-                retry=retry or RetryPolicy(),
+                retry=self.retry,
                 keep_payload=keep_payload,
                 run=self._handle,
                 handler_name=self._handler_name,
@@ -153,6 +154,11 @@ class EventConsumer:
             return handler
 
         return register
+
+    @property
+    def handlers(self) -> Mapping[str, Sequence[Binding]]:
+        """What is registered, by type of event."""
+        return self._router.bindings
 
     def watch(self, health: ConsumerHealthService, label: str | None = None) -> None:
         """Report to *health* as *label*, which is the consumer's name unless told."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from semel.binding import Binding, Handler, bind
@@ -35,6 +35,11 @@ class Router:
 
     def __bool__(self) -> bool:
         return self.takes_all or bool(self._bindings)
+
+    @property
+    def bindings(self) -> Mapping[str, Sequence[Binding]]:
+        """What is registered, by type of event."""
+        return self._bindings
 
     def add(self, event_type: str, handler: Handler) -> None:
         """Register *handler*, behind those that are registered already."""

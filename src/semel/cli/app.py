@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from semel import __version__
-from semel.cli import database, demo, logs, relay
+from semel.cli import (
+    cleaning,
+    database,
+    demo,
+    examine,
+    idempotency,
+    inbox,
+    leases,
+    logs,
+    outbox,
+    pausing,
+    relay,
+    repair,  # noqa: F401  adds its commands to those of the outbox
+    status,
+)
 
 app = typer.Typer(
     name="semel",
@@ -18,7 +33,22 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 relay.add_to(app)
+status.add_to(app)
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(idempotency.app, name="idempotency")
+pausing.add_to(app)
+app.add_typer(leases.app, name="lease")
+cleaning.add_to(app)
 app.add_typer(database.app, name="db")
+examine.add_to(app)
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def _version(value: bool) -> None:
@@ -31,9 +61,12 @@ def _version(value: bool) -> None:
 def options(
     *,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="SEMEL_LOG_FORMAT", help="How log lines look, on stderr.")
+    ] = LogFormat.TEXT,
     version: Annotated[  # noqa: ARG001  its callback does the work
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
     ] = False,
 ) -> None:
     """Set up logging."""
-    logs.set_up(verbose=verbose)
+    logs.set_up(verbose=verbose, as_json=log_format is LogFormat.JSON)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from semel.errors import redact
+from semel.logs import JsonFormatter
 
 
 class _Formatter(logging.Formatter):
@@ -14,10 +15,11 @@ class _Formatter(logging.Formatter):
         return redact(super().format(record))
 
 
-def set_up(*, verbose: bool) -> None:
-    """Log warnings, or everything of interest."""
+def set_up(*, verbose: bool, as_json: bool) -> None:
+    """Log warnings, or everything of interest, as text or as lines of JSON."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    text = _Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from semel.sqlalchemy.storage import SqlAlchemyStorage
 
 T = TypeVar("T")
-Advance = Callable[[int], None]
+Advance = Callable[..., None]
 
 _WIDE = 200
 # Also those above ASCII, which some terminals obey: what is shown was written by others.
@@ -86,15 +86,20 @@ class Terminal:
         return True
 
     @contextmanager
-    def progress(self, title: str, total: int | None) -> Iterator[Advance]:
-        """Show how far it is, on a terminal only; call what is lent with what is done so far."""
+    def progress(self, title: str, unit: str = "events") -> Iterator[Advance]:
+        """Show how far it is, on a terminal only; tell it what is done, and which share that is."""
         console = stderr()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"))
         with Progress(
             *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
         ) as bar:
-            task = bar.add_task(title, total=total)
-            yield lambda done: bar.update(task, completed=done)
+            task = bar.add_task(title, total=None, done="")
+
+            def advance(done: int, share: float | None = None) -> None:
+                total = None if share is None else 1.0
+                bar.update(task, total=total, completed=share or 0.0, done=f"{done:,} {unit}")
+
+            yield advance
 
 
 def stdout() -> Console:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import traceback
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -44,6 +45,28 @@ def reported() -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  whatever it is, its text may have a secret in it
         frames = "".join(traceback.format_tb(error.__traceback__))
         fail(f"{describe(error)}\n{redact(frames)}", Exit.BUG)
+
+
+@contextmanager
+def interrupted() -> Iterator[asyncio.Event]:
+    """Lend an event that the first Ctrl-C or SIGTERM sets; the second one ends at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def restore() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    def handle() -> None:
+        stop.set()
+        restore()
+
+    for number in numbers:
+        loop.add_signal_handler(number, handle)
+    try:
+        yield stop
+    finally:
+        restore()
 
 
 def _code(error: SemelError) -> Exit:

@@ -103,7 +103,7 @@ class DatabaseMessageBus(BaseMessageBus):
         self._partitions = partitions
         self._lease_seconds = lease_seconds
         self._pace = Pace(poll_seconds, commit_seconds)
-        self._retention = retention
+        self.retention = retention
         self._group_expiry = group_expiry
         self._from_beginning = from_beginning
         self._limit = max_message_bytes
@@ -120,10 +120,10 @@ class DatabaseMessageBus(BaseMessageBus):
     async def cleanup(self) -> int:
         """Delete what is old and consumed, as the bus does by itself once a minute."""
         await self._ready()
-        if self._retention is None:
+        if self.retention is None:
             return 0
         return await self._opened.cleanup(
-            retention=self._retention, group_expiry=self._group_expiry, batch_size=_CLEANUP_ROWS
+            retention=self.retention, group_expiry=self._group_expiry, batch_size=_CLEANUP_ROWS
         )
 
     async def bounds(self, topic: str) -> Mapping[int, tuple[int, int]]:
@@ -166,7 +166,7 @@ class DatabaseMessageBus(BaseMessageBus):
         await self._check(store)
         self._store = store
         self._topics.clear()
-        if self._retention is not None:
+        if self.retention is not None:
             self._janitor = asyncio.create_task(self._clean(), name="semel-bus-cleanup")
 
     async def _close(self) -> None:
