@@ -197,7 +197,10 @@ class Processor:
     async def _all(self, jobs: Sequence[Job]) -> list[InboxResult]:
         started = self._clock.monotonic()
         results: list[InboxResult] = []
-        async with self._storage.unit_of_work(consumer_name=self.consumer_name) as root:
+        # One tenant's, where the database keeps them apart; a mixed batch is then split.
+        async with self._storage.unit_of_work(
+            tenant_id=jobs[0].receipt.tenant_id, consumer_name=self.consumer_name
+        ) as root:
             gate = self._storage.gate(root)
             admissions = await gate.admit([job.receipt for job in jobs])
             for job, admission in zip(jobs, admissions, strict=True):

@@ -82,13 +82,10 @@ async def test_a_lease_that_is_renewed_touches_no_index(postgres: Database) -> N
     """What the fill factor is for: every renewal is a heap-only update."""
     async with SqlAlchemyStorage(postgres.url) as storage:
         await storage.initialize()
-        async with storage.engine.connect() as connection:
-            connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
-            await connection.execute(
-                text(
-                    "INSERT INTO outbox_lease SELECT '*', n, 'me', 1 FROM generate_series(1, 64) n"
-                )
-            )
+        engine = storage.engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with engine.connect() as connection:
+            leases = "INSERT INTO outbox_lease SELECT '*', n, 'me', 1 FROM generate_series(1, 64) n"
+            await connection.execute(text(leases))
             for _ in range(20):
                 await connection.execute(text("UPDATE outbox_lease SET expires_at = now()"))
             await connection.execute(text("SELECT pg_stat_force_next_flush()"))

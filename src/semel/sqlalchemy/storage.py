@@ -59,6 +59,7 @@ class SqlAlchemyStorage:
         unordered_topics: Sequence[str] = (),
         observer: Observer | None = None,
         notify: bool = True,
+        row_level_security: bool = False,
         **engine_options: Any,
     ) -> None:
         self._owns_engine = isinstance(database, str | URL)
@@ -83,6 +84,11 @@ class SqlAlchemyStorage:
         self.serializer = serializer
         self._limit = max_payload_bytes
         self._unordered = tuple(unordered_topics)
+        self._secures_rows = row_level_security
+        if row_level_security and not self._database.separates_tenants:
+            raise ConfigurationError(
+                f"{self.engine.dialect.name} has no row-level security: only postgresql does"
+            )
         self.observer = observer
         self._reader = self.engine.execution_options(semel_read_only=True)
         self.outbox = SqlAlchemyOutboxStore(self.engine, max_payload_bytes=max_payload_bytes)
@@ -115,6 +121,7 @@ class SqlAlchemyStorage:
             max_payload_bytes=self._limit,
             unordered_topics=self._unordered,
             observer=self.observer,
+            row_level_security=self._secures_rows,
         )
 
     def gate(self, uow: UnitOfWork) -> SqlAlchemyInboxGate:

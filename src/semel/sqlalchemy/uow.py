@@ -18,6 +18,7 @@ from semel.sqlalchemy.emitters import Tracked, emit, has_events
 from semel.sqlalchemy.inbox import SqlAlchemyInbox
 from semel.sqlalchemy.outbox import MAX_PAYLOAD_BYTES, SqlAlchemyOutbox
 from semel.sqlalchemy.sealing import Seal
+from semel.sqlalchemy.tenants import use_tenant
 
 T = TypeVar("T")
 SessionFactory = async_sessionmaker[AsyncSession] | Callable[[], AsyncSession]
@@ -41,6 +42,7 @@ class SQLAlchemyUnitOfWork:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         unordered_topics: Sequence[str] = (),
         observer: Observer | None = None,
+        row_level_security: bool = False,
     ) -> None:
         if (session_factory is None) == (session is None):
             raise ConfigurationError("a unit of work needs a session_factory, or a session to join")
@@ -58,6 +60,7 @@ class SQLAlchemyUnitOfWork:
         self._limit = max_payload_bytes
         self._unordered = unordered_topics
         self._observer = observer
+        self._secures_rows = row_level_security
 
     @property
     def session(self) -> AsyncSession:
@@ -83,6 +86,8 @@ class SQLAlchemyUnitOfWork:
         if self._session is not None:
             raise NoTransactionError("this unit of work is in use: make another one")
         session = self._joined if self._joined is not None else self._factory()  # type: ignore[misc]
+        if self._secures_rows:
+            await session.run_sync(use_tenant, self.tenant_id)
         self._session = session
         self._outbox = SqlAlchemyOutbox(
             session,

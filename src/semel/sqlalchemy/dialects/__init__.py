@@ -33,20 +33,19 @@ URL_HINT = (
     "mysql+asyncmy://... or sqlite+aiosqlite:///file.db"
 )
 
-_DATABASES: dict[str, Database] = {
+#: By the names that SQLAlchemy gives them.
+DATABASES: dict[str, Database] = {
     "postgresql": PostgreSql(),
     "mysql": MySql(),
     "mariadb": MySql(),
     "sqlite": Sqlite(),
 }
-#: The names that SQLAlchemy gives to what semel supports.
-DATABASES = tuple(_DATABASES)
 
 
 def database_of(dialect: Dialect) -> Database:
     """Return what is particular to the database behind *dialect*."""
     try:
-        return _DATABASES[dialect.name]
+        return DATABASES[dialect.name]
     except KeyError:
         raise ConfigurationError(
             f"semel does not support {dialect.name}: use PostgreSQL, MySQL, MariaDB or SQLite"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -85,6 +85,17 @@ class Database(Lanes, ABC):
     def storage_settings(self, tables: Collection[str] | None = None) -> Sequence[str]:
         """Return statements that set how *tables*, or all, are stored and cleaned up."""
         return ()
+
+    separates_tenants = False
+
+    def tenant_policies(
+        self, tables: list[str], *, tenant_role: str, relay_role: str
+    ) -> Iterable[str]:
+        """Return statements that let *tenant_role* see one tenant's rows, *relay_role* all."""
+        return ()
+
+    def announce_tenant(self, connection: Connection, tenant_id: str) -> None:
+        """Say whose rows this transaction may see, where the database wants to know."""
 
     def check_sequence(self, connection: Connection) -> None:
         """Raise `SchemaError` if numbers are not issued one by one, above all that exist."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ from semel.sqlalchemy.dialects.postgresql_sql import (
     fetch_sql,
     write_sql,
 )
+from semel.sqlalchemy.dialects.postgresql_tenants import SETTING, policies
 from semel.sqlalchemy.layout import PARTITIONS
 
 if TYPE_CHECKING:
@@ -226,6 +227,18 @@ class PostgreSql(Database):
     def storage_settings(self, tables: Collection[str] | None = None) -> Sequence[str]:
         """Vacuum big tables early; leave room in rows that change all the time."""
         return [sql for name, sql in SETTINGS.items() if tables is None or name in tables]
+
+    separates_tenants = True
+
+    def tenant_policies(
+        self, tables: list[str], *, tenant_role: str, relay_role: str
+    ) -> Iterable[str]:
+        """Grant rights and create policies."""
+        return policies(tables, tenant_role=tenant_role, relay_role=relay_role)
+
+    def announce_tenant(self, connection: Connection, tenant_id: str) -> None:
+        """Set what the policies compare with, until the transaction ends."""
+        connection.execute(select(func.set_config(SETTING, tenant_id, True)))
 
     def check_sequence(self, connection: Connection) -> None:
         """Check the identity's cache and position."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from semel.errors import ConfigurationError, missing_extra
 from semel.sqlalchemy import bus_tables as _bus_tables  # noqa: F401  part of the metadata
-from semel.sqlalchemy.dialects import database_of
+from semel.sqlalchemy.dialects import DATABASES, database_of
 from semel.sqlalchemy.layout import SCHEMA_VERSION
 from semel.sqlalchemy.schema import control_row
 from semel.sqlalchemy.tables import metadata
@@ -51,6 +51,8 @@ def upgrade(connection: Connection, version: int = SCHEMA_VERSION) -> None:
 
 def render(dialect: str, *, since: int = 0) -> str:
     """Return the SQL that makes the tables, or upgrades those of version *since*."""
+    if dialect not in DATABASES:
+        raise ConfigurationError(f"no dialect {dialect!r}: choose one of {', '.join(DATABASES)}")
     output = io.StringIO()
     config = _config(output)
     config.attributes["dialect"] = dialect
