@@ -9,16 +9,17 @@ import typer
 
 from semel import __version__
 from semel.cli import (
-    cleaning,
+    asyncapi,
+    cleanup,
     database,
     demo,
-    examine,
+    doctor,
     idempotency,
     inbox,
     leases,
     logs,
     outbox,
-    pausing,
+    pause,
     relay,
     repair,  # noqa: F401  adds its commands to those of the outbox
     status,
@@ -37,11 +38,12 @@ status.add_to(app)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(idempotency.app, name="idempotency")
-pausing.add_to(app)
+pause.add_to(app)
 app.add_typer(leases.app, name="lease")
-cleaning.add_to(app)
+cleanup.add_to(app)
 app.add_typer(database.app, name="db")
-examine.add_to(app)
+doctor.add_to(app)
+asyncapi.add_to(app)
 
 
 class LogFormat(StrEnum):

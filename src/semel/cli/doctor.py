@@ -1,4 +1,4 @@
-"""`semel doctor` and `semel asyncapi`: what a deployment looks like from outside."""
+"""`semel doctor`: is this deployment set up so that the promises hold?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from semel.cli.command import command
 from semel.cli.exits import Exit
-from semel.cli.terminal import Terminal, cell, clean, plain, print_json
+from semel.cli.terminal import Terminal, cell, clean, plain
 from semel.cli.times import span
 
 if TYPE_CHECKING:
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands of this file."""
+    """Add the command of this file."""
     command(app)(doctor)
-    command(app)(asyncapi)
 
 
 def doctor(
@@ -60,15 +59,3 @@ async def _findings(terminal: Terminal, long_open: timedelta) -> list[Finding]:
 def _line(finding: Finding) -> Text:
     text = Text.assemble(cell(finding.severity.value), f" {finding.code}: ")
     return text.append(clean(f"{finding.sentence}.\n  fix: {finding.fix}"))
-
-
-def asyncapi(
-    terminal: Terminal,
-    *,
-    version: Annotated[str, typer.Option(help="The version of your service.")] = "0.0.0",
-    title: Annotated[str | None, typer.Option(help="Its title; the hub's name else.")] = None,
-) -> None:
-    """Print what a hub receives and sends as an AsyncAPI 3 document (JSON)."""
-    from semel.asyncapi import describe_hub
-
-    print_json(describe_hub(terminal.target.need_hub(), version=version, title=title))
