@@ -1,4 +1,4 @@
-"""`semel doctor`: is this deployment set up so that the promises hold?"""
+"""`semel doctor`: look whether a deployment is set up so that the promises hold."""
 
 from __future__ import annotations
 
