@@ -36,7 +36,7 @@ SYNC_DRIVERS = {
     "postgres-psycopg": "postgresql+psycopg",
     "mariadb": "mysql+pymysql",
 }
-_TABLES = ("outbox", "outbox_lease", "outbox_instance", "line", "orders")
+_TABLES = ("outbox", "outbox_lease", "outbox_instance", "inbox", "audit", "line", "orders")
 PATIENCE = 20.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from semel.protocols import Storage
@@ -11,9 +11,15 @@ from semel.relay import ALL_TENANTS, Entry, Failure, Instance, Read
 PARTITIONS = range(64)
 
 
-def instance(name: str = "one", *, scope: str = ALL_TENANTS, seconds: float = 60.0) -> Instance:
+def instance(
+    name: str = "one",
+    *,
+    scope: str = ALL_TENANTS,
+    seconds: float = 60.0,
+    detail: Mapping[str, Any] | None = None,
+) -> Instance:
     """Return a projector."""
-    return Instance(id=name, scope=scope, lease_seconds=seconds, detail={})
+    return Instance(id=name, scope=scope, lease_seconds=seconds, detail=detail or {})
 
 
 async def add(
@@ -57,3 +63,9 @@ async def bury(storage: Storage, *event_ids: str, blocks: bool = True) -> None:
     ]
     assert len(event_ids) == len(await storage.relay.fail(undertaker, epochs, failures))
     await storage.relay.retire(undertaker)
+
+
+async def send(storage: Storage, *event_ids: str) -> None:
+    """Make events SENT, as a projector would."""
+    sequences = [e.sequence for e in await unsent(storage) if e.envelope.event_id in event_ids]
+    assert len(event_ids) == await storage.relay.acknowledge(sequences, keep=True)
