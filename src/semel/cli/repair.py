@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from semel.operations import Count, Progress
     from semel.sqlalchemy.storage import SqlAlchemyStorage
 
-_BATCH = 1000
 _PAST = {
     Verb.REQUEUE: "requeued",
     Verb.RELEASE: "skipped",
@@ -148,7 +147,6 @@ class _Bulk:
         status = OutboxStatus.SENT if verb is Verb.REPLAY else OutboxStatus.DEAD
         self._where = replace(where, status=status)
         self._rate = rate
-        self._batch = _BATCH if rate is None else max(1, min(_BATCH, int(rate)))
         self.changed = self.position = 0
         self.finished = self.cancelled = False
 
@@ -187,7 +185,6 @@ class _Bulk:
             after=after,
             limit=limit,
             rate=self._rate,
-            batch_size=self._batch,
             dry_run=self._terminal.dry_run,
         )
         with self._terminal.progress(_verb(self._verb)) as advance, interrupted() as stop:
@@ -195,10 +192,10 @@ class _Bulk:
                 async for step in steps:
                     self.changed = before + step.changed
                     self.position = step.position
-                    self.finished = step.finished
+                    self.finished = step.position >= step.up_to
                     advance(self.changed, _share(step))
                     if stop.is_set():
-                        self.cancelled = not step.finished
+                        self.cancelled = not self.finished
                         return
 
     def tell(self, note: str | None = None) -> None:
