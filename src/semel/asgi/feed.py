@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from semel.envelope import MessageEnvelope
 from semel.errors import SemelError, describe
 from semel.protocols import LogEntry, MessageLog
 from semel.retry import RetryPolicy
 from semel.wire import WireMessage, decode
+
+T = TypeVar("T")
 
 #: How far somebody has read: the next position of each log.
 Cursor = dict[int, int]
@@ -68,6 +70,7 @@ class Feed:
         self._poll_seconds = poll_seconds
         self._bytes = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._questions: set[asyncio.Task[Any]] = set()
 
     @property
     def end(self) -> int:
@@ -86,7 +89,7 @@ class Feed:
         """End."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._questions, return_exceptions=True)
 
     def announce(self) -> None:
         """Wake all readers."""
@@ -95,15 +98,25 @@ class Feed:
 
     async def read(self, topic: str, positions: Mapping[int, int]) -> list[Item]:
         """Read again what is not in memory any more."""
-        async with self._replays:
-            found = await self.log.read(topic, positions, limit=BATCH)
+        found = await self._ask(self.log.read(topic, positions, limit=BATCH))
         return [self._item(topic, entry) for entry in found]
 
     async def bounds(self) -> dict[int, tuple[int, int]]:
         """Return what can be read again."""
-        async with self._replays:
-            each = [await self.log.bounds(topic) for topic in self.topics]
+        each = [await self._ask(self.log.bounds(topic)) for topic in self.topics]
         return {log: bounds for found in each for log, bounds in found.items()}
+
+    async def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        # In a task of its own: a client that leaves must not cut a statement off, because the
+        # connection, which others use, would have to be thrown away.
+        task = asyncio.create_task(self._answer(question))
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+        return await asyncio.shield(task)
+
+    async def _answer(self, question: Coroutine[Any, Any, T]) -> T:
+        async with self._replays:
+            return await question
 
     async def _follow(self, topic: str) -> None:
         wake = asyncio.Event()

@@ -37,10 +37,11 @@ class LiveEvents:
     """An ASGI application that streams *topics* of *hub*'s bus to any number of clients.
 
     It runs while the hub runs. Each process reads the bus once, whatever the number of clients,
-    and keeps the last *keep* events; a client that is further behind is told so by an event
-    `lost` and goes on with the oldest that is kept. A client that comes back with `Last-Event-ID`
-    (or `?last_event_id=`) gets what it missed, up to *replay* events, even from another process.
-    A bus that is no `MessageLog` is copied into the database and kept there for *history*.
+    and keeps the last *keep* events in memory. A client that is further behind, or comes back
+    with `Last-Event-ID` (or `?last_event_id=`), is given what it missed from the log of the bus;
+    if that is more than *replay* events, or gone, it gets an event `lost` instead and goes on
+    with the oldest in memory. A bus that is no `MessageLog` is copied into the database and kept
+    there for *history*.
 
     A stream ends after *max_seconds*; the client comes back by itself and is authorised again.
     """
@@ -180,11 +181,7 @@ class LiveEvents:
             await self._pause(feed.news, until)
             await stream.write(b":\n\n")
         try:
-            if given:
-                await stream.resume(given)
-            else:
-                stream.reader.begin()
-                await stream.beat()
+            await stream.place(given)
             while self._open and asyncio.get_running_loop().time() < until:
                 news = feed.news
                 if not await stream.forward() and not await self._pause(news, until):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,20 +61,23 @@ class Stream:
         await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
         await self.write(b"retry: %d\n\n" % _RETRY_MS)
 
-    async def resume(self, given: str) -> None:
-        """Send what came since the place *given*."""
-        async for message in self.reader.resume(given):
-            await self.write(self._frame(message))
+    async def place(self, given: str) -> None:
+        """Take the place *given*, else the end."""
+        if not given:
+            self.reader.begin()
+        elif not self.reader.resume(given):
+            await self.write(self._frame(None))
         await self.beat()
 
     async def forward(self) -> bool:
         """Send what is new, several events at once; tell whether there was something to do."""
         chunk, count = b"", 0
-        for message in self.reader.take():
-            count += 1
-            chunk += self._frame(message)
-            if len(chunk) > _CHUNK:
-                break
+        async with aclosing(self.reader.take()) as messages:
+            async for message in messages:
+                count += 1
+                chunk += self._frame(message)
+                if len(chunk) > _CHUNK:
+                    break
         await self.write(chunk)
         return count > 0
 

@@ -15,14 +15,20 @@ import pytest
 pytest.register_assert_rewrite(
     "semel.testing.contracts.bus",
     "semel.testing.contracts.inbox",
+    "semel.testing.contracts.inbox_search",
     "semel.testing.contracts.leases",
+    "semel.testing.contracts.log",
     "semel.testing.contracts.outbox",
+    "semel.testing.contracts.outbox_repair",
+    "semel.testing.contracts.outbox_search",
     "semel.testing.contracts.outbox_store",
     "semel.testing.contracts.relay",
     "semel.testing.contracts.rows",
     "semel.testing.contracts.subscription",
+    "semel.testing.contracts.workers",
 )
 
 from semel.testing.contracts.bus import MessageBusContract  # noqa: E402
+from semel.testing.contracts.log import MessageLogContract  # noqa: E402
 
-__all__ = ["MessageBusContract"]
+__all__ = ["MessageBusContract", "MessageLogContract"]
