@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import psycopg
 import pymysql
@@ -59,11 +61,17 @@ def variable(service: str) -> str:
 def service_url(service: str) -> str:
     """The URL of a real server; without one, the test that asks is skipped, or fails in CI."""
     assert service in SERVICES, f"no service {service!r}; there are {', '.join(SERVICES)}"
-    if url := os.environ.get(variable(service)):
-        return url
-    text = f"{MISSING}{service}"
+    return os.environ.get(variable(service)) or _missing(f"{MISSING}{service}", service)
+
+
+def tool(name: str) -> str:
+    """The path of a program that tests run; without it, they are skipped, or fail in CI."""
+    return shutil.which(name) or _missing(f"no program: {name}", name)
+
+
+def _missing(text: str, name: str) -> NoReturn:
     if os.environ.get("CI", "").lower() == "true":
-        pytest.fail(f"{text}, see `scripts/services up {service}`", pytrace=False)
+        pytest.fail(f"{text}, see `scripts/services up {name}`", pytrace=False)
     pytest.skip(text)
 
 

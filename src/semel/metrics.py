@@ -44,7 +44,7 @@ ALL = (
     _gauge("outbox_backlog", "Events with status NEW."),
     _gauge("outbox_failed", "Events with status FAILED, which are tried again."),
     _gauge("outbox_dead", "Events with status DEAD."),
-    _gauge("outbox_blocked_keys", "DEAD events whose keys wait for an operator."),
+    _gauge("outbox_blocked_keys", "Keys that wait behind a DEAD event."),
     _gauge("outbox_parked", "Events that wait behind a blocked key, a pause or an open breaker."),
     _gauge("outbox_scheduled", "Events whose time has not come."),
     _gauge("outbox_oldest_unsent_age_seconds", "Age of the oldest event that is not sent."),
