@@ -17,7 +17,7 @@ from semel.errors import ConfigurationError, describe
 from semel.handling import TROUBLE, Handling, Plan
 from semel.health import ConsumerHealthService
 from semel.observer import NullObserver, system_of
-from semel.processing import Processor
+from semel.processing import Outcome, Processor
 from semel.protocols import (
     Clock,
     Delivery,
@@ -112,16 +112,17 @@ class EventConsumer:
         self._label = self.name
         if health is not None:
             self.watch(health)
+        self._processor = Processor(
+            storage,
+            self.name,
+            observer=observer or NullObserver(),
+            clock=self._clock,
+            dead_letter_topic=self.dead_letter_topic,
+            labels={"transport": system_of(bus), "group": self.group_id},
+        )
         self._handling = Handling(
             storage,
-            Processor(
-                storage,
-                self.name,
-                observer=observer or NullObserver(),
-                clock=self._clock,
-                dead_letter_topic=self.dead_letter_topic,
-                labels={"transport": system_of(bus), "group": self.group_id},
-            ),
+            self._processor,
             Plan(
                 name=self.name,
                 dead_letter_topic=self.dead_letter_topic,
@@ -220,6 +221,16 @@ class EventConsumer:
     def in_flight(self) -> int:
         """How many messages were taken from the broker and are not acknowledged."""
         return 0 if self._dispatcher is None else self._dispatcher.held
+
+    @property
+    def processed(self) -> int:
+        """How many messages were processed for the first time, by this object."""
+        return self._processor.outcomes[Outcome.PROCESSED]
+
+    @property
+    def duplicates(self) -> int:
+        """How many messages were skipped because the inbox knew them, by this object."""
+        return self._processor.outcomes[Outcome.DUPLICATE]
 
     @property
     def is_paused(self) -> bool:

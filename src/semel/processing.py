@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
@@ -111,6 +112,7 @@ class Processor:
         self._observer = observer
         self._clock = clock
         self._labels = {"consumer_name": consumer_name, **(labels or {})}
+        self.outcomes: Counter[Outcome] = Counter()
 
     async def execute(self, job: Job, *, session: Any | None = None) -> InboxResult:
         """Run one job: in its own transaction, again if that was the database's wish."""
@@ -267,6 +269,7 @@ class Processor:
 
     def _report(self, job: Job, done: InboxResult, seconds: float) -> None:
         name, kind = self.consumer_name, job.receipt.event_type
+        self.outcomes[done.outcome] += 1
         match done.outcome:
             case Outcome.PROCESSED:
                 self._observer.count(

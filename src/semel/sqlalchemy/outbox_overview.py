@@ -65,11 +65,15 @@ class OutboxOverview(OperatorSide):
             .subquery("some")
         )
         keys = [some.c[name] for name in names]
-        number = func.count()
         query = (
-            select(*keys, number, func.max(some.c.last_attempt_at), func.max(some.c.sequence))
+            select(
+                *keys,
+                func.count().label("number"),
+                func.max(some.c.last_attempt_at).label("last_at"),
+                func.max(some.c.sequence).label("last"),
+            )
             .group_by(*keys)
-            .order_by(number.desc())
+            .order_by(func.count().desc())
             .limit(max(1, min(limit, 1000)))
         )
         if tenant_id is not None:
@@ -78,18 +82,18 @@ class OutboxOverview(OperatorSide):
             seen = await connection.scalar(select(func.count()).select_from(some))
             found = (await connection.execute(query)).all()
             last = select(column.sequence, column.id)
-            last = last.where(column.sequence.in_([row[5] for row in found]))
+            last = last.where(column.sequence.in_([row.last for row in found]))
             ids = {row.sequence: row.id for row in await connection.execute(last)}
         return [
             DeadGroup(
-                topic=topic,
-                event_type=event_type,
-                error=error,
-                count=Count(count, (seen or 0) >= SCANNED),
-                last_at=last_at,
-                last_id=ids.get(sequence),
+                topic=row.topic,
+                event_type=row.event_type,
+                error=row.error_message,
+                count=Count(row.number, (seen or 0) >= SCANNED),
+                last_at=row.last_at,
+                last_id=ids.get(row.last),
             )
-            for topic, event_type, error, count, last_at, sequence in found
+            for row in found
         ]
 
 

@@ -1,0 +1,113 @@
+"""What led to an event, who handled it, and what followed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from semel.dashboard.calls import Call
+from semel.dashboard.views import shapes
+from semel.operations import OutboxFilter
+from semel.sqlalchemy.tables import InboxRecord, OutboxRecord
+
+_DEPTH = 8
+_CONSUMERS = 20
+_NEARBY = 500
+_MARGIN = timedelta(seconds=2)
+
+
+class Node(TypedDict):
+    """An event of the graph."""
+
+    id: str
+    topic: str
+    event_type: str
+    status: str
+    created_at: str | None
+
+
+class Graph(TypedDict):
+    """Causes, the first one first; handlers of the event; events that these have emitted.
+
+    `origin` is what caused the first cause and is no event here: a request, or an event of
+    another service. `partial`: there may be more events than were looked at.
+    """
+
+    origin: str | None
+    causes: list[Node]
+    handlers: list[dict[str, Any]]
+    following: list[Node]
+    partial: bool
+
+
+async def graph(call: Call, record: OutboxRecord) -> Graph:
+    """Follow the ids of causes up, and the inbox down; looks at a bounded number of rows."""
+    causes, origin = await _causes(call, record)
+    handlers = await _handlers(call, record)
+    following, partial = await _following(call, record, handlers)
+    return Graph(
+        origin=origin,
+        causes=causes,
+        handlers=[shapes.message(handler) for handler in handlers],
+        following=following,
+        partial=partial,
+    )
+
+
+async def _causes(call: Call, record: OutboxRecord) -> tuple[list[Node], str | None]:
+    causes: list[Node] = []
+    current, seen = shapes.cause(record)["causation_id"], {record.id}
+    while current is not None and current not in seen and len(causes) < _DEPTH:
+        seen.add(current)
+        found = await call.storage.outbox.get(current)
+        # Another tenant's event is as if it were not there.
+        if found is None or found.tenant_id != record.tenant_id:
+            break
+        causes.insert(0, _node(found))
+        current = shapes.cause(found)["causation_id"]
+    return causes, current if current not in seen or not causes else None
+
+
+async def _handlers(call: Call, record: OutboxRecord) -> list[InboxRecord]:
+    names = {consumer.name for consumer in call.hub.consumers.values()}
+    names |= {stats.consumer_name for stats in await call.storage.inbox.stats()}
+    found = [
+        await call.storage.inbox.get(record.id, consumer_name=name, tenant_id=record.tenant_id)
+        for name in sorted(names)[:_CONSUMERS]
+    ]
+    return [each for each in found if each is not None]
+
+
+async def _following(
+    call: Call, record: OutboxRecord, handlers: list[InboxRecord]
+) -> tuple[list[Node], bool]:
+    """Look for events written in the transactions of the handlers: at about that time."""
+    nodes: dict[str, Node] = {}
+    partial = False
+    for handler in handlers:
+        if handler.processed_at is None:
+            continue
+        took = timedelta(milliseconds=handler.processing_duration_ms or 0)
+        page = await call.storage.outbox.search(
+            OutboxFilter(
+                tenant_id=record.tenant_id,
+                since=handler.processed_at - took - _MARGIN,
+                until=handler.processed_at + _MARGIN,
+            ),
+            limit=_NEARBY,
+        )
+        partial = partial or page.next is not None
+        for other in page:
+            if shapes.cause(other)["causation_id"] == record.id:
+                nodes[other.id] = _node(other)
+    return list(nodes.values()), partial
+
+
+def _node(record: OutboxRecord) -> Node:
+    return Node(
+        id=record.id,
+        topic=record.topic,
+        event_type=record.event_type,
+        status=record.status,
+        created_at=shapes.moment(record.created_at),
+    )
