@@ -72,34 +72,34 @@ class CombinedObserver:
     """Hands everything to several observers."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
+        self.observers = observers
 
     @contextmanager
     def observe(self, operation: Operation) -> Iterator[None]:
         """Surround *operation* with all observers."""
         with ExitStack() as stack:
-            for observer in self._observers:
+            for observer in self.observers:
                 stack.enter_context(observer.observe(operation))
             yield
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         """Add to all counters."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.count(name, value, **labels)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set all gauges."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.gauge(name, value, **labels)
 
     def record(self, name: str, *values: float, **labels: str) -> None:
         """Add to all distributions."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.record(name, *values, **labels)
 
     def inject(
         self, metadata: MutableMapping[str, str], *, topic: str = "", event_id: str = ""
     ) -> None:
         """Let every observer add its context."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.inject(metadata, topic=topic, event_id=event_id)

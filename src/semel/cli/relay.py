@@ -9,6 +9,7 @@ import typer
 
 from semel.cli import logs
 from semel.cli.command import command
+from semel.cli.http import HELP, new_observer, work
 from semel.cli.load import load_hub
 from semel.cli.target import address
 from semel.cli.terminal import Terminal
@@ -17,6 +18,10 @@ from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from semel.hub import Hub
+    from semel.protocols import Observer
+
+
+Http = Annotated[str | None, typer.Option(metavar="HOST:PORT", help=HELP)]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,6 +36,7 @@ def run(
     only: Annotated[
         str | None, typer.Option(help="Run only the projector, or only the consumers.")
     ] = None,
+    http: Http = None,
 ) -> None:
     """Run a hub's projector and consumers until SIGTERM or Ctrl-C."""
     if only not in (None, "projector", "consumers"):
@@ -41,7 +47,7 @@ def run(
         what = only or "projector and consumers"
         typer.echo(f"semel runs {hub.name}: {what}; Ctrl-C ends it", err=True)
         asyncio.run(
-            hub.run_forever(projector=only != "consumers", consumers=only != "projector"),
+            work(hub, http, projector=only != "consumers", consumers=only != "projector"),
         )
 
 
@@ -59,18 +65,26 @@ def relay(
     name: Annotated[
         str | None, typer.Option(help="The service's name, which its events carry as their source.")
     ] = None,
+    http: Http = None,
 ) -> None:
     """Run a projector only: from the database to the broker, without the service's code.
 
     Its settings are the environment's SEMEL_OUTBOX_...; with --hub they are the hub's.
     """
-    hub = _hub(terminal, bus, tenant, name)
+    hub = _hub(terminal, bus, tenant, name, observer=new_observer() if http else None)
     logs.tell_semel()
     terminal.say(f"semel relays the events of {hub.name}; Ctrl-C ends it")
-    asyncio.run(hub.run_forever(consumers=False))
+    asyncio.run(work(hub, http, projector=True, consumers=False))
 
 
-def _hub(terminal: Terminal, bus: str | None, tenant: str | None, name: str | None) -> Hub:
+def _hub(
+    terminal: Terminal,
+    bus: str | None,
+    tenant: str | None,
+    name: str | None,
+    *,
+    observer: Observer | None,
+) -> Hub:
     from semel.hub import Hub
     from semel.settings import OutboxProjectorConfig
     from semel.transports import bus_from_url
@@ -94,4 +108,5 @@ def _hub(terminal: Terminal, bus: str | None, tenant: str | None, name: str | No
         bus=bus_from_url(url, **inside),
         config=OutboxProjectorConfig.from_env(),
         tenant_id=tenant,
+        observer=observer,
     )
