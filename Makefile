@@ -26,6 +26,10 @@ $(dev_ready): pyproject.toml constraints.txt
 demo: $(demo_ready)  ## The whole story on SQLite and the in-memory bus; needs no server
 	@$(bin)/semel demo $(ARGS)
 
+.PHONY: shop
+shop: $(dev_ready)  ## The example shop at http://127.0.0.1:8000/, on SQLite without a broker
+	@$(bin)/python -m examples.shop $(ARGS)
+
 ##@ Check it
 .PHONY: test
 test: $(dev_ready)  ## Every test, on real servers
@@ -35,7 +39,7 @@ test: $(dev_ready)  ## Every test, on real servers
 .PHONY: test-fast
 test-fast: $(dev_ready)  ## The tests that need no server
 	@for name in $$(env | sed -n 's/^\(SEMEL_TEST_[A-Z]*_URL\)=.*/\1/p'); do unset "$$name"; done; \
-	$(bin)/pytest -m "not postgres and not mariadb and not redis and not nats and not rabbitmq and not kafka and not pulsar" $(ARGS)
+	$(bin)/pytest -m "not postgres and not mariadb and not redis and not nats and not rabbitmq and not kafka and not pulsar and not browser" $(ARGS)
 
 .PHONY: lint
 lint: $(dev_ready)  ## ruff and the import rules

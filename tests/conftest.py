@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import page  # noqa: F401  a fixture
 from tests.services import (
     BACKENDS,
     MISSING,
@@ -69,6 +70,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if parameters.get("database") in BACKENDS:
         backends.add(mark(parameters["database"]))
+    if "page" in getattr(item, "fixturenames", ()):
+        backends.add("browser")
     for backend in backends:
         item.add_marker(backend)
 
