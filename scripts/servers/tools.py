@@ -9,7 +9,7 @@ from . import apt
 from .base import ServiceError, find
 
 #: The program, and the Debian package that brings it.
-TOOLS = {"promtool": "prometheus", "chromium": "chromium"}
+TOOLS = {"promtool": "prometheus", "chromium": "chromium", "pgbouncer": "pgbouncer"}
 
 
 def install(names: Collection[str], root: Path) -> list[str]:

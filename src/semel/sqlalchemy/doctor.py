@@ -73,9 +73,9 @@ async def _schema(storage: SqlAlchemyStorage, found: list[Finding]) -> list[Find
         await storage.check()
     except SchemaError as failure:
         return [error("schema", str(failure), "run `semel db check` again afterwards")]
-    except (ConfigurationError, StorageError) as failure:
+    except (ConfigurationError, StorageError, DBAPIError) as failure:
         # The server's own trouble, such as a replica, was told already.
-        return [] if found else [error("server", str(failure), "see the sentence")]
+        return [] if found else [error("server", describe(failure), "see the sentence")]
     return []
 
 
