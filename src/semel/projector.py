@@ -83,7 +83,7 @@ class OutboxProjector:
             clock=self._clock,
             observer=self._observer,
         )
-        self._tenure.report = Report(self._publisher, self._tenure, self._clock)
+        self._report = Report(self._publisher, self._tenure, self._clock)
         self._intake = Intake(
             store,
             self._window,
@@ -172,7 +172,7 @@ class OutboxProjector:
         self._begin()
         before = self._publisher.published
         if self._clock.monotonic() >= self._tenure.next_tick or not self._tenure.is_valid():
-            await self._tenure.tick()
+            await self._tick()
         self._intake.look_again()
         await self._intake.read()
         while True:
@@ -226,7 +226,7 @@ class OutboxProjector:
             tenure.expire()
         if now >= self._database_at:
             if now >= tenure.next_tick or self._window.lanes.left():
-                self._job("tick", tenure.tick)
+                self._job("tick", self._tick)
             if self._publisher.unacknowledged:
                 self._job("acknowledge", self._publisher.acknowledge)
             if "read" not in tasks and now >= self._intake.next_read(now):
@@ -235,6 +235,9 @@ class OutboxProjector:
             for batch in self._publisher.next_batches():
                 self._spawn(f"publish-{id(batch)}", batch)
         return max(0.0, self._next_moment(now) - now)
+
+    async def _tick(self) -> None:
+        await self._tenure.tick(self._report())
 
     def _next_moment(self, now: float) -> float:
         """Return when something will be due, unless a task ends or a commit wakes us before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -50,8 +50,6 @@ class Tenure:
         self.pauses: tuple[Pause, ...] = ()
         self.operations: int | None = None
         self.changed = False
-        #: What to tell others with each heartbeat.
-        self.report: Callable[[], Mapping[str, Any]] = dict
 
     def enter(self) -> None:
         """Be somebody else than the process that made this object and forked."""
@@ -77,11 +75,11 @@ class Tenure:
         """Return what we hold, for fenced writes."""
         return {lane.partition: lane.epoch for lane in self._window.lanes.values()}
 
-    async def tick(self) -> None:
-        """Renew, claim, hand over."""
+    async def tick(self, report: Mapping[str, Any] | None = None) -> None:
+        """Renew, claim, hand over; others can read the *report*."""
         started = self._clock.monotonic()
         self.next_tick = started + self.interval
-        detail = {**self.instance.detail, **self.report()}
+        detail = {**self.instance.detail, **(report or {})}
         standing = await self._store.heartbeat(replace(self.instance, detail=detail))
         self._check_owned(standing)
         self.deadline = started + self.instance.lease_seconds
