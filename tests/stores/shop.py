@@ -36,7 +36,16 @@ SYNC_DRIVERS = {
     "postgres-psycopg": "postgresql+psycopg",
     "mariadb": "mysql+pymysql",
 }
-_TABLES = ("outbox", "outbox_lease", "outbox_instance", "inbox", "audit", "line", "orders")
+_TABLES = (
+    "outbox",
+    "outbox_lease",
+    "outbox_instance",
+    "inbox",
+    "idempotency",
+    "audit",
+    "line",
+    "orders",
+)
 PATIENCE = 20.0
 
 

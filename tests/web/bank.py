@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ import httpx2
 from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
-from sqlalchemy import String, func, select, update
+from sqlalchemy import String, delete, func, select, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from semel import (
@@ -96,6 +96,27 @@ def create_app(hub: Hub, *, scope: Any = "function", **options: Any) -> FastAPI:
     async def place_for(account: str, order: Order, uow: Any = uow_of) -> dict[str, Any]:
         return await pay(uow, order.model_copy(update={"account": account}))
 
+    monthly = IdempotencyPolicy(keep=timedelta(days=30), required=False)
+    own_claim = Depends(idempotency_key(principal=user, tenant=tenant, policy=monthly))
+
+    @app.post("/monthly", dependencies=[own_claim])
+    async def rarely() -> dict[str, Any]:
+        app.state.calls["monthly"] += 1
+        return {"nonce": str(uuid4())}
+
+    @app.post("/outside", dependencies=[claim])
+    async def outside() -> dict[str, Any]:
+        """Without a unit of work."""
+        app.state.calls["outside"] += 1
+        return {"nonce": str(uuid4())}
+
+    _add_troubles(app, hub, claim, uow_of)
+    return app
+
+
+def _add_troubles(app: FastAPI, hub: Hub, claim: Any, uow_of: Any) -> None:
+    """Routes whose handlers do what they should not."""
+
     @app.post("/slow", dependencies=[claim])
     async def slow(order: Order, uow: Any = uow_of) -> dict[str, Any]:
         app.state.gates["reached"].set()
@@ -150,14 +171,6 @@ def create_app(hub: Hub, *, scope: Any = "function", **options: Any) -> FastAPI:
         tasks.add_task(later)
         return await pay(uow, Order())
 
-    @app.post("/outside", dependencies=[claim])
-    async def outside() -> dict[str, Any]:
-        """Without a unit of work."""
-        app.state.calls["outside"] += 1
-        return {"nonce": str(uuid4())}
-
-    return app
-
 
 class Bank:
     """The service in this process, and its books."""
@@ -174,6 +187,13 @@ class Bank:
         async with self.storage.session_factory() as session:
             session.add_all(Account(id=f"a-{n}", cents=0) for n in range(10))
             await session.commit()
+
+    async def empty(self) -> None:
+        """Forget all payments, events and keys."""
+        async with self.storage.engine.begin() as connection:
+            for table in (Payment, OutboxRecord, IdempotencyRecord):
+                await connection.execute(delete(table))
+            await connection.execute(update(Account).values(cents=0))
 
     def serve(self, **options: Any) -> None:
         """Begin anew, with other options of the middleware."""
@@ -198,6 +218,12 @@ class Bank:
             booked = await connection.scalar(select(func.sum(Account.cents)))
             events = await connection.scalar(select(func.count()).select_from(OutboxRecord))
         return count, int(cents or 0), int(booked or 0), events or 0
+
+    async def past(self, column: str) -> None:
+        """Let the leases (`locked_until`) or the keys (`expires_at`) run out."""
+        then = datetime(2000, 1, 1, tzinfo=UTC)
+        async with self.storage.engine.begin() as connection:
+            await connection.execute(update(IdempotencyRecord).values({column: then}))
 
     async def keys(self) -> list[IdempotencyRecord]:
         return list(await self.storage.idempotency.search())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -76,6 +78,11 @@ class Seal:
         self._state = _State.ENDING
         try:
             await self.session.commit()
+        except BaseException:
+            # Closing alone would give the connection back with its transaction open.
+            with suppress(SQLAlchemyError, OSError):
+                await self.session.rollback()
+            raise
         finally:
             await self._end()
 

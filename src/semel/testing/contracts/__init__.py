@@ -14,6 +14,7 @@ import pytest
 # Before the import: assertions in a package that is installed explain nothing otherwise.
 pytest.register_assert_rewrite(
     "semel.testing.contracts.bus",
+    "semel.testing.contracts.idempotency",
     "semel.testing.contracts.inbox",
     "semel.testing.contracts.inbox_search",
     "semel.testing.contracts.leases",
