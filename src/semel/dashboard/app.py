@@ -58,8 +58,7 @@ class Dashboard:
         for view in views.VIEWS:
             routes.append(Route(view.path, self._page(view), methods=["GET"]))
             routes.append(Route(view.api_path, self._data(view), methods=["GET"]))
-        for deed in views.DEEDS:
-            routes.append(Route(deed.path, self._deed(deed), methods=["POST"]))
+        routes += [Route(deed.path, self._deed(deed), methods=["POST"]) for deed in views.DEEDS]
         routes.append(Route("/live", self._told(self._live), methods=["GET"]))
         app = Starlette(
             routes=routes,

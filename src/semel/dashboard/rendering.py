@@ -15,7 +15,6 @@ from starlette.responses import HTMLResponse
 
 from semel import __version__
 from semel.dashboard.texts import LANGUAGES, SCRIPT_TEXTS, Texts
-from semel.errors import redact
 
 if TYPE_CHECKING:
     from semel.dashboard.calls import Call
@@ -89,7 +88,6 @@ def page(call: Call, template: str, data: Mapping[str, Any], *, status: int = 20
         number=number,
         state=_state,
         pretty=pretty,
-        redact=redact,
         as_json=as_json,
         languages=LANGUAGES,
         theme=theme if theme in THEMES else "auto",
@@ -117,7 +115,7 @@ def span(seconds: float | None) -> str:
     for size, unit in _SPANS:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
-    if seconds >= 10:
+    if seconds >= 10 or (seconds and isinstance(seconds, int)):
         return f"{seconds:.0f} s"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
@@ -141,9 +139,9 @@ def _ago(value: str | datetime | None, t: Texts) -> Markup:
     if abs(seconds) < 1:
         text = t("just now")
     elif seconds >= 0:
-        text = t("{span} ago", span=span(seconds))
+        text = t("{span} ago", span=span(int(seconds)))
     else:
-        text = t("in {span}", span=span(-seconds))
+        text = t("in {span}", span=span(int(-seconds)))
     exact = f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         moment.isoformat(), exact, text

@@ -54,10 +54,13 @@ class IdempotencyStore(Protocol):
         transaction must be rolled back.
         """
 
-    async def release(self, key: IdempotencyKey, *, token: str | None = None) -> bool:
+    async def release(
+        self, key: IdempotencyKey, *, token: str | None = None, actor: str | None = None
+    ) -> bool:
         """Forget the key, so that it may be used again; False if there was nothing to forget.
 
-        With *token* only while it is STARTED under it. Without, as operators do, in any state.
+        With *token* only while it is STARTED under it. Without, as operators do, in any state;
+        what an *actor* forgets is in the audit.
         """
 
     async def get(self, key: IdempotencyKey) -> IdempotencyRecord | None:

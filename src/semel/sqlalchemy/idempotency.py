@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from semel.errors import ConfigurationError, IdempotencyConflictError, StorageError
+from semel.sqlalchemy.audit import Trail
 from semel.sqlalchemy.buffer import join
 from semel.sqlalchemy.dialects import database_of
 from semel.sqlalchemy.schema import check_schema
@@ -185,11 +186,21 @@ class SqlAlchemyIdempotencyStore:
                 "of work is on another database than the keys: nothing of this call is kept"
             )
 
-    async def release(self, key: IdempotencyKey, *, token: str | None = None) -> bool:
+    async def release(
+        self, key: IdempotencyKey, *, token: str | None = None, actor: str | None = None
+    ) -> bool:
         """Forget the key; with *token* only while it is STARTED under it."""
         mine = () if token is None else (_CALLS.c.token == token, _CALLS.c.state == _STARTED)
         statement = delete(_CALLS).where(_is(key), *mine)
-        return await self._change(statement) == 1
+        if actor is None:
+            return await self._change(statement) == 1
+        target = f"{key.method} {key.route} of {key.principal}"
+        trail = Trail(actor=actor, action="idempotency.release", target=target)
+        async with self._engine.begin() as connection:
+            found = (await connection.execute(statement)).rowcount == 1
+            if found:
+                await trail.note(connection, tenant_id=key.tenant_id, key_hash=key.key_hash)
+        return found
 
     async def get(self, key: IdempotencyKey) -> IdempotencyRecord | None:
         """Return the row, or None."""

@@ -33,9 +33,10 @@ async function post(path, data) {
 }
 
 // ------------------------------------------------------------------ times
+const wholeSeconds = (s) => (s < 10 ? `${Math.floor(s)} s` : formats.seconds(s));
 function ago(seconds) {
   if (Math.abs(seconds) < 1) return t("just now");
-  return t(seconds > 0 ? "{span} ago" : "in {span}", { span: formats.seconds(Math.abs(seconds)) });
+  return t(seconds > 0 ? "{span} ago" : "in {span}", { span: wholeSeconds(Math.abs(seconds)) });
 }
 setInterval(() => {
   for (const time of all("time[datetime]")) time.textContent = ago((Date.now() - Date.parse(time.dateTime)) / 1000);
@@ -157,6 +158,24 @@ function figures(point) {
 }
 if (history.recent.length) figures(history.recent.at(-1));
 
+// Parts of a page that follow the figures are fetched anew when these have changed.
+let seen = null, fetching = false;
+async function parts(point) {
+  const watched = all("[data-part]");
+  const now = watched.map((part) => part.dataset.watch.split(" ").map((name) => point[name]).join()).join(";");
+  seen ??= now;
+  if (!watched.length || now === seen || fetching || document.querySelector("dialog[open]")) return;
+  fetching = true;
+  try {
+    const fresh = new DOMParser().parseFromString(await (await fetch(location.href, { credentials: "same-origin" })).text(), "text/html");
+    for (const part of watched) {
+      const other = $(`[data-part="${part.dataset.part}"]`, fresh);
+      if (other) part.replaceWith(document.importNode(other, true));
+    }
+    seen = now;
+  } catch { /* the next figures try again */ } finally { setTimeout(() => { fetching = false; }, 2000); }
+}
+
 function jobs(list) {
   const running = list.filter((job) => job.state === "running" || (job.finished_at && Date.now() - Date.parse(job.finished_at) < 12000));
   $("#jobs").replaceChildren(...running.map((job) => {
@@ -186,6 +205,7 @@ function connect() {
     const point = JSON.parse(event.data);
     if (!point) return;
     figures(point);
+    parts(point);
     if (history.recent.at(-1)?.at !== point.at) history.recent.push(point);
     if (history.recent.length > 180) history.recent.shift();
     if (chosen === "recent") redraw();

@@ -64,7 +64,7 @@ async def _rights(call: Call, body: Body) -> Rights:
 
 
 async def _release(call: Call, body: Body) -> dict[str, bool]:
-    released = await call.storage.idempotency.release(_key(body))
+    released = await call.storage.idempotency.release(_key(body), actor=call.principal.name)
     return {"released": released}
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any, TypedDict
 
 from semel.errors import redact
 from semel.operations.rows import inbox_row, outbox_row
 from semel.sqlalchemy.tables import InboxRecord, OutboxRecord
+
+
+_SECRET = re.compile(r"(?i)authori[sz]ation|cookie|password|secret|token|api.?key|credential")
 
 
 class Cause(TypedDict):
@@ -24,6 +28,8 @@ def event(record: OutboxRecord, *, payload: bool = False) -> dict[str, Any]:
     row["error_message"] = _redacted(row["error_message"])
     row["reason"] = letter.get("reason")
     row["stack"] = _redacted(letter.get("stack")) if payload else None
+    if payload:
+        row["event_metadata"] = _masked(row["event_metadata"] or {})
     row["hidden"] = not payload
     row["partition_no"] = record.partition_no
     return row
@@ -49,6 +55,13 @@ def message(record: InboxRecord, *, payload: bool = False) -> dict[str, Any]:
 def moment(value: datetime | None) -> str | None:
     """Return an instant as text."""
     return None if value is None else value.isoformat()
+
+
+def _masked(metadata: dict[str, str]) -> dict[str, str]:
+    """Hide the values of headers that are secrets by their names, from everybody."""
+    return {
+        name: "***" if _SECRET.search(name) else redact(value) for name, value in metadata.items()
+    }
 
 
 def _redacted(text: str | None) -> str | None:
