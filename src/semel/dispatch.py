@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from semel.dead_letters import Reason
@@ -34,6 +35,7 @@ class Item:
     failures: int = 0
     trouble: int = 0
     restarts: int = 0
+    counted: bool = False
     wait: float = 0.0
     done: bool = False
 
@@ -74,6 +76,45 @@ class Lane:
             if not item.is_fresh:
                 break
         return taken
+
+
+class Turns:
+    """Many run at the same time, or one alone; who wants to be alone comes first."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._loners = 0
+        self._lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def together(self) -> AsyncIterator[None]:
+        """Run beside others."""
+        while self._loners:
+            await self._change()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._changed.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Run while nobody else does."""
+        self._loners += 1
+        try:
+            async with self._lock:
+                while self._running:
+                    await self._change()
+                yield
+        finally:
+            self._loners -= 1
+            self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
 
 class Dispatcher:

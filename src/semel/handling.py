@@ -10,7 +10,7 @@ from typing import Any
 
 from semel.binding import InvalidPayloadError
 from semel.dead_letters import Reason, dead_letter, raw_letter
-from semel.dispatch import Item, Verdict
+from semel.dispatch import Item, Turns, Verdict
 from semel.envelope import DEFAULT_TENANT, MessageEnvelope
 from semel.errors import describe
 from semel.logs import fields
@@ -49,6 +49,7 @@ class Handling:
         self._storage = storage
         self._processor = processor
         self._plan = plan
+        self._turns = Turns()
 
     async def work(self, items: Sequence[Item]) -> None:
         """Deal with *items*; each is done afterwards, or has to wait."""
@@ -67,7 +68,8 @@ class Handling:
 
     async def _batch(self, items: Sequence[Item]) -> None:
         jobs = [self._job(item) for item in items]
-        results = await self._processor.execute_batch(jobs)
+        async with self._turns.together():
+            results = await self._processor.execute_batch(jobs)
         for item, job, result in zip(items, jobs, results, strict=True):
             if result.error is not None:
                 await self._failed(item, job, result.error)
@@ -84,17 +86,38 @@ class Handling:
 
     async def _attempt(self, item: Item) -> None:
         job = self._job(item)
-        if item.delivery.attempt > 1:
-            # Counted before the handler runs: a message that kills the process must not loop.
-            item.failures = await self._count(job.receipt) - 1
-            if self._plan.retry.gives_up(item.failures):
-                item.verdict = Verdict(
-                    status=InboxStatus.DEAD,
-                    reason=Reason.CRASHED,
-                    detail=f"{item.failures} attempts did not come to an end",
-                    attempts=item.failures,
-                )
+        async with self._turns.together():
+            if await self._begin(item, job.receipt, beside_others=True):
+                await self._execute(item, job)
                 return
+        if item.verdict is not None:
+            return
+        # What was begun before and did not end may have killed the process. Nothing else runs
+        # beside it now: only the guilty one is counted.
+        async with self._turns.alone():
+            if await self._begin(item, job.receipt, beside_others=False):
+                await self._execute(item, job)
+
+    async def _begin(self, item: Item, receipt: Receipt, *, beside_others: bool) -> bool:
+        """Count a redelivered message, before its handler runs; False if that must not run."""
+        if item.delivery.attempt <= 1:
+            return True
+        most = 1 if beside_others and not item.counted else None
+        if (begun := await self._count(receipt, most=most)) is None:
+            return False
+        item.counted = True
+        item.failures = begun - 1
+        if not self._plan.retry.gives_up(item.failures):
+            return True
+        item.verdict = Verdict(
+            status=InboxStatus.DEAD,
+            reason=Reason.CRASHED,
+            detail=f"{item.failures} attempts did not come to an end",
+            attempts=item.failures,
+        )
+        return False
+
+    async def _execute(self, item: Item, job: Job) -> None:
         try:
             await self._processor.execute(job)
         except Exception as error:  # noqa: BLE001  a handler may raise anything
@@ -162,9 +185,15 @@ class Handling:
             )
         await self._plan.on_outage()
 
-    async def _count(self, receipt: Receipt) -> int:
+    async def _count(self, receipt: Receipt, *, most: int | None) -> int | None:
+        """Return how often the message was begun, this time included.
+
+        None, and nothing counted, if that is more than *most*.
+        """
         async with self._transaction(receipt.tenant_id) as uow:
             attempts = await self._storage.gate(uow).attempts(receipt, add=1)
+            if most is not None and attempts > most:
+                return None
             await uow.commit()
         return attempts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from typing import Any
 
@@ -20,6 +21,8 @@ from semel import (
     SQLAlchemyUnitOfWork,
     bus_from_url,
 )
+
+DEATH = 77  # the exit status of a consumer that handled poison
 
 
 class Base(DeclarativeBase):
@@ -62,11 +65,13 @@ def make_hub(settings: dict[str, Any]) -> Hub:
     consumer = hub.consumer(
         settings["topic"],
         batch_size=50,
-        retry=RetryPolicy(max_attempts=50, base_seconds=0.05, max_seconds=1),
+        retry=RetryPolicy(max_attempts=settings["attempts"], base_seconds=0.05, max_seconds=1),
     )
 
     @consumer.on("Appended")
     async def append(payload: dict, uow: SQLAlchemyUnitOfWork) -> None:  # type: ignore[type-arg]
+        if payload["key"] == settings["poison"]:
+            os._exit(DEATH)
         uow.session.add(
             Effect(consumer=settings["group"], key=payload["key"], version=payload["version"])
         )

@@ -23,6 +23,10 @@ from tests.scenarios.broker_worker import Base, Effect, make_bus
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ("orders", "audit")
+STAFF = (
+    *(("projector", "relay"), ("projector", "relay")),
+    *(("consumer", GROUPS[0]), ("consumer", GROUPS[0]), ("consumer", GROUPS[1])),
+)
 
 
 @dataclass
@@ -35,6 +39,8 @@ class Workload:
     options: dict[str, Any] = field(default_factory=dict)
     keys: int = 100
     seed: int = 1
+    attempts: int = 50
+    poison: str | None = None  # a key whose events kill whoever handles them
     topic: str = field(default_factory=lambda: f"t{uuid4().hex[:12]}")
     versions: dict[str, int] = field(default_factory=dict)
     workers: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
@@ -85,6 +91,8 @@ class Workload:
             "options": self.options,
             "database": self.storage.engine.url.render_as_string(hide_password=False),
             "topic": self.topic,
+            "attempts": self.attempts,
+            "poison": self.poison,
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             self.workers[name] = await asyncio.create_subprocess_exec(
@@ -114,15 +122,9 @@ class Workload:
         await self.hire(role, group)
 
     @asynccontextmanager
-    async def staff(self) -> AsyncIterator[None]:
-        """Two projectors, two consumers of one group, one of another."""
-        for role, group in (
-            ("projector", "relay"),
-            ("projector", "relay"),
-            ("consumer", GROUPS[0]),
-            ("consumer", GROUPS[0]),
-            ("consumer", GROUPS[1]),
-        ):
+    async def staff(self, *posts: tuple[str, str]) -> AsyncIterator[None]:
+        """Two projectors, two consumers of one group, one of another, unless told."""
+        for role, group in posts or STAFF:
             await self.hire(role, group)
         try:
             yield
@@ -132,17 +134,18 @@ class Workload:
                     process.kill()
                     await process.wait()
 
+    async def count_effects(self) -> int:
+        """Return how many effects the groups have had."""
+        async with self.storage.engine.connect() as connection:
+            return await connection.scalar(select(func.count()).select_from(Effect)) or 0
+
     async def settle(self, *, seconds: float) -> None:
         """Wait until every group has handled everything, or tell what is missing."""
         expected = sum(self.versions.values()) * len(GROUPS)
         done = 0
         try:
             async with asyncio.timeout(seconds):
-                while done < expected:
-                    async with self.storage.engine.connect() as connection:
-                        done = (
-                            await connection.scalar(select(func.count()).select_from(Effect)) or 0
-                        )
+                while (done := await self.count_effects()) < expected:
                     await asyncio.sleep(0.2)
         except TimeoutError:
             stats = await self.storage.outbox.stats()

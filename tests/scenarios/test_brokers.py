@@ -6,17 +6,21 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from semel import SqlAlchemyStorage
+from semel import InboxRecord, InboxStatus, SqlAlchemyStorage
 from tests.proxy import Proxy
-from tests.scenarios.brokers import Workload, every, services
+from tests.scenarios.broker_worker import DEATH
+from tests.scenarios.brokers import GROUPS, Workload, every, services
 from tests.services import Database, service_url
 
+#: A consumer that comes back under its name need not wait until Kafka has given up the dead one.
+STATIC = {"kafka": {"consumer_options": {"group.instance.id": "one"}}}
 OPTIONS: dict[str, dict[str, Any]] = {"redis": {"claim_after": 3}, "database": {"lease_seconds": 3}}
 
 
@@ -28,8 +32,9 @@ def _broker(name: str, *marks: pytest.MarkDecorator) -> Any:
 EVERY = [_broker(name) for name in ("kafka", "rabbitmq", "pulsar", "nats", "redis", "database")]
 #: A client of Kafka or Pulsar is told the broker's own address, so it goes round a proxy.
 BEHIND_A_PROXY = [_broker(name) for name in ("rabbitmq", "nats", "redis")]
-#: Not Pulsar yet: once, after a second kill, consumers did not go on. Its own tests kill it once.
-SERVERS = [_broker(name) for name in ("kafka", "rabbitmq", "nats", "redis")]
+SERVERS = [_broker(name) for name in ("kafka", "rabbitmq", "pulsar", "nats", "redis")]
+#: The others count deliveries by themselves.
+UNCOUNTED = [_broker(name) for name in ("kafka", "pulsar")]
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 MakeWorkload = Callable[..., Awaitable[Workload]]
@@ -136,3 +141,33 @@ async def test_processes_killed_and_groups_rebalanced(broker: str, workload: Mak
         await work.settle(seconds=150)
     await work.check()
     tell(f"{broker} with processes killed", work, started)
+
+
+@pytest.mark.parametrize("broker", UNCOUNTED)
+async def test_a_message_that_kills_its_consumer(broker: str, workload: MakeWorkload) -> None:
+    """It is DEAD after its attempts; what ran beside it is done, once, and not blamed."""
+    work = await workload(broker, **STATIC.get(broker, {}))
+    work.attempts, work.poison = 2, "poison"
+    await work.write(60)
+    async with work.storage.unit_of_work() as uow:
+        payload = {"key": work.poison, "version": 1}
+        await uow.outbox.add(work.topic, payload, event_type="Appended", key=work.poison)
+        await uow.commit()
+    await work.write(60)
+    deaths = 0
+    post = ("consumer", GROUPS[0])
+    async with work.staff(("projector", "relay"), post), asyncio.timeout(120):
+        while await work.count_effects() < 120 or not await dead(work):
+            for name in [name for name, w in work.workers.items() if w.returncode is not None]:
+                assert DEATH == work.workers.pop(name).returncode
+                deaths += 1
+                await work.hire(*post)
+            await asyncio.sleep(0.05)
+    assert ["Appended"] == await dead(work)
+    assert deaths in (work.attempts, work.attempts + 1), "the first may be unknown to the broker"
+
+
+async def dead(work: Workload) -> Sequence[str]:
+    rows = select(InboxRecord.event_type).where(InboxRecord.status == InboxStatus.DEAD.value)
+    async with work.storage.engine.connect() as connection:
+        return (await connection.scalars(rows)).all()

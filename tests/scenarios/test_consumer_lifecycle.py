@@ -69,6 +69,52 @@ async def test_a_message_that_kills_the_process_does_not_loop(
     assert 1 == len(await letters(storage))
 
 
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+async def test_what_did_not_end_runs_alone(
+    bus: InMemoryMessageBus, storage: SqlAlchemyStorage
+) -> None:
+    """Only what kills the process is counted on; what was beside it ends the next time."""
+    most: list[int] = []
+    for life in range(3):
+        running: set[str] = set()
+        peak = 0
+        all_inside = asyncio.Event()
+        consumer = consumer_of(bus, storage, concurrency=4)
+
+        @consumer.on("job.assigned")
+        async def handle(
+            message: MessageEnvelope,
+            uow: UnitOfWork,
+            life: int = life,
+            running: set[str] = running,
+            all_inside: asyncio.Event = all_inside,
+        ) -> None:
+            nonlocal peak
+            running.add(message.event_id)
+            peak = max(peak, len(running))
+            if len(running) == 4:
+                all_inside.set()
+            if life < 2:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.01)
+            await write(message, uow)
+            running.discard(message.event_id)
+
+        if not life:
+            await bus.publish_many([job(name, key=name) for name in "abcd"])
+        await consumer.start()
+        if life < 2:
+            async with asyncio.timeout(30):
+                await all_inside.wait()
+            await consumer.stop(drain_seconds=0)  # as good as a crash
+        else:
+            await drained(consumer)
+            await consumer.stop()
+        most.append(peak)
+    assert [4, 4, 1] == most
+    assert ["a", "b", "c", "d"] == sorted(await names(storage))
+
+
 async def test_a_cancelled_handler_is_no_failure(
     bus: InMemoryMessageBus, storage: SqlAlchemyStorage
 ) -> None:

@@ -96,6 +96,40 @@ async def committed(bus, topic: str, offset: int) -> None:
         consumer.close()
 
 
+async def test_attempts_of_the_members_before(bus, topic):
+    """What was handed out and not acked is no first delivery to the next member; the rest is."""
+    await bus.publish_many(keyed(topic, 6))
+    async with await read(bus, topic, prefetch=4) as reader:
+        held = await reader.take(4)
+        for delivery in held[:2]:
+            await delivery.ack()
+    for _ in range(2):  # a member that is given nothing forgets nothing
+        await (await bus.subscribe(topic, group="group")).close()
+    async with await read(bus, topic) as reader:
+        again = await reader.take(4)
+        assert [("k-2", 2), ("k-3", 2), ("k-4", 1), ("k-5", 1)] == [
+            (d.wire.headers["message_id"], d.attempt) for d in again
+        ]
+        for delivery in again:
+            await delivery.ack()
+    await bus.publish_many(keyed(topic, 1, "new"))
+    async with await read(bus, topic) as reader:
+        (fresh,) = await reader.take()
+        assert ("new-0", 1) == (fresh.wire.headers["message_id"], fresh.attempt)
+
+
+async def test_attempts_after_somebody_else_committed(bus, topic):
+    """An offset that an operator has set, or another client, says nothing about deliveries."""
+    await bus.publish_many(keyed(topic, 2))
+    consumer = Consumer({**bus._common, "group.id": "group"})
+    place = TopicPartition(topic, 0, 1, "their own words")
+    await asyncio.to_thread(consumer.commit, offsets=[place], asynchronous=False)
+    consumer.close()
+    async with await read(bus, topic) as reader:
+        (delivery,) = await reader.take()
+        assert ("k-1", 1) == (delivery.wire.headers["message_id"], delivery.attempt)
+
+
 async def test_late_ack(bus, topic):
     """An ack after the delivery went back is an error, since the message comes again."""
     await bus.publish_many(keyed(topic, 1))

@@ -17,10 +17,12 @@ from semel.envelope import MessageEnvelope
 from semel.errors import BusError, PublishError
 from semel.testing.contracts.harness import ids, message
 from semel.testing.reader import Reader
+from semel.transports import pulsar as transport
 from semel.transports.base import Outcomes
 from semel.transports.pulsar import PulsarMessageBus
 from semel.transports.pulsar_producer import ERRORS, OTHER_ERRORS, Flight, Sender, kind_of
 from semel.wire import decode
+from tests.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/transports/pulsar.md"
@@ -75,11 +77,53 @@ async def test_too_large(service, topic):
             assert [small.event_id] == ids(await reader.messages(1))
 
 
+class SlowProxy(Proxy):
+    """Holds back what clients send from their third request on, until `released`."""
+
+    async def _forward(self, reader, writer, back, *, upstream):
+        proxy, pieces = self, 0
+
+        class Held:
+            async def read(self, size: int) -> bytes:
+                nonlocal pieces
+                data = await reader.read(size)
+                pieces += 1
+                if pieces > 2:
+                    await proxy.released.wait()
+                return data
+
+        await super()._forward(Held() if upstream else reader, writer, back, upstream=upstream)
+
+
+@pytest.mark.pulsar
+@pytest.mark.parametrize("lent", [False, True])
+async def test_subscription_that_comes_too_late(service, topic, lent, monkeypatch):
+    """A consumer that the broker makes after we gave up takes no messages from the others."""
+    monkeypatch.setattr(transport, "_GRACE_SECONDS", 0.5)
+    patient = {"operation_timeout_seconds": 20}
+    async with SlowProxy.before(service("pulsar")) as proxy:
+        proxy.released = asyncio.Event()
+        client = pulsar.Client(proxy.url, **patient) if lent else None
+        server, options = (client, None) if lent else (proxy.url, patient)
+        async with (
+            PulsarMessageBus(server, timeout_seconds=0.5, client_options=options) as late,
+            PulsarMessageBus(service("pulsar")) as bus,
+        ):
+            with pytest.raises(BusError, match="Timeout"):
+                await late.subscribe(topic, group="g")
+            proxy.released.set()
+            sent = [message(topic, key=f"k{n}") for n in range(50)]
+            async with Reader(await bus.subscribe(topic, group="g")) as reader:
+                await asyncio.sleep(1)  # in which the other one comes, and goes
+                assert not any(await bus.publish_many(sent))
+                assert set(ids(sent)) == set(ids(await reader.messages(50)))
+        if client is not None:
+            await asyncio.to_thread(client.close)
+
+
 CONSUMER = """
 import asyncio, sys
-from semel.transports.base import Outcomes
 from semel.transports.pulsar import PulsarMessageBus
-from semel.transports.pulsar_producer import ERRORS, OTHER_ERRORS, Flight, Sender, kind_of
 
 async def main():
     bus = PulsarMessageBus(sys.argv[1])
@@ -114,7 +158,9 @@ async def test_killed_consumer(service, topic):
             async with Reader(subscription, patience_seconds=30) as reader:
                 assert await reader.silent(0.3)
                 process.send_signal(signal.SIGKILL)
-                assert ids(sent) == ids(await reader.messages(5))
+                again = await reader.take(5)
+                assert ids(sent) == ids(decode(delivery.wire) for delivery in again)
+                assert {2} == {delivery.attempt for delivery in again}
         finally:
             if process.returncode is None:
                 process.kill()

@@ -2,6 +2,10 @@
 
 The event loop owns everything about deliveries, see `kafka_subscription`. Whatever both need is
 written by one of the two only.
+
+Kafka does not count deliveries. So each commit has a mark in its metadata, the offset below which
+messages may have been handed out, and the next member takes those for redelivered. It is stored
+before they are: a message that kills the process at once is counted too.
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ _DRAIN_SECONDS = 3.0  # how long a revoked partition waits for its deliveries to
 _REST_SECONDS = 1.0  # between two lives of a consumer that broke
 _MAX_WINDOW = 10_000  # messages of a partition, from the first that is not acked
 _MAX_HELD = 1_000  # messages that wait for a nacked one of their key
+_AHEAD = 1_000  # offsets that may be handed out before the mark is stored anew
+_ASK_SECONDS = 10.0
+_MARK = "semel:"
 
 _logger = logging.getLogger("semel.transports.kafka")
 
@@ -34,14 +41,20 @@ _logger = logging.getLogger("semel.transports.kafka")
 class Partition:
     """One assignment of a partition to this member; the next one is another object."""
 
-    __slots__ = ("committed", "entries", "lost", "number", "open", "position", "revoked")
+    __slots__ = (
+        *("committed", "entries", "handed", "lost", "mark", "number", "open", "position"),
+        *("revoked", "suspect"),
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.entries: deque[Entry] = deque()  # as fetched, from the first that is not acked
         self.open = 0  # deliveries that the application holds
-        self.position = -1  # everything before this offset is acked; -1: nothing yet
+        self.position = -1  # everything before this offset is acked; -1: nothing was fetched
         self.committed = -1
+        self.suspect = -1  # what is before this offset may have been handed out to others
+        self.handed = -1  # nothing from this offset on was handed out here
+        self.mark = -1  # the group knows that what is before this offset may be handed out
         self.revoked = False  # delivers no more
         self.lost = False  # an ack comes too late
 
@@ -62,7 +75,7 @@ class Entry:
         self.partition = partition
         self.message = message
         self.offset: int = message.offset()
-        self.attempt = 0
+        self.attempt = 1 if self.offset < partition.suspect else 0
         self.open = False
         self.settled = False
 
@@ -224,6 +237,10 @@ class Fetcher:
             if error is None:
                 partition = self.partitions.get(message.partition())
                 if partition is not None:
+                    if message.offset() >= partition.mark and not self._announce(
+                        partition, message.offset()
+                    ):
+                        break
                     fetched.append(Entry(partition, message))
             else:
                 self._on_error(error)
@@ -237,16 +254,45 @@ class Fetcher:
             self._given += len(fetched)
             self._call(self._arrive, fetched)
 
+    def _announce(self, partition: Partition, offset: int) -> bool:
+        """Store the mark before *offset* is handed out; False if that has to be tried again."""
+        try:
+            if partition.position < 0:
+                asked = [TopicPartition(self._topic, partition.number)]
+                (found,) = self._consumer.committed(asked, timeout=_ASK_SECONDS)
+                partition.suspect = _mark_of(found)
+                partition.position = offset  # nothing before it is left to be acked
+            position, mark = partition.position, offset + _AHEAD
+            stored = [self._place(partition, position, mark)]
+            (answer,) = self._consumer.commit(offsets=stored, asynchronous=False)
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+        except KafkaException as error:
+            self._on_error(error.args[0])
+            with suppress(KafkaException):  # it may have been revoked
+                self._consumer.seek(TopicPartition(self._topic, partition.number, offset))
+            self._stopping.wait(_POLL_SECONDS)
+            return False
+        partition.committed, partition.mark = position, mark
+        return True
+
+    def _place(self, partition: Partition, position: int, mark: int) -> Any:
+        return TopicPartition(self._topic, partition.number, position, f"{_MARK}{mark}")
+
     def _commit(self, *, wait: bool = False) -> None:
+        """Commit what is acked; the last commit of a partition has the exact mark."""
         now = time.monotonic()
         if not wait and now < self._next_commit:
             return
         self._next_commit = now + _COMMIT_SECONDS
         offsets: list[Any] = []
         for partition in self.partitions.values():
-            if (position := partition.position) > partition.committed:
-                partition.committed = position
-                offsets.append(TopicPartition(self._topic, partition.number, position))
+            position, mark = partition.position, partition.mark
+            if partition.lost or self._stopping.is_set():
+                mark = min(mark, max(position, partition.handed, partition.suspect))
+            if position > partition.committed or mark < partition.mark:
+                partition.committed, partition.mark = position, mark
+                offsets.append(self._place(partition, position, mark))
         if offsets:
             try:
                 self._consumer.commit(offsets=offsets, asynchronous=not wait)
@@ -320,6 +366,13 @@ class Fetcher:
             self._stopping.set()
             return False
         return True
+
+
+def _mark_of(committed: Any) -> int:
+    """Return the mark; -1 for a group that is new or that somebody else has committed for."""
+    mark: str = committed.metadata or ""
+    number = mark.removeprefix(_MARK)
+    return int(number) if mark.startswith(_MARK) and number.isdecimal() else -1
 
 
 def _text(error: Exception) -> str:

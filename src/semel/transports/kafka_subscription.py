@@ -75,6 +75,7 @@ class KafkaSubscription:
                 entry.open = True
                 entry.attempt += 1
                 entry.partition.open += 1
+                entry.partition.handed = max(entry.partition.handed, entry.offset + 1)
                 self._open += 1
                 return KafkaDelivery(self, entry)
             self._wake.clear()
@@ -251,7 +252,7 @@ class KafkaDelivery:
 
     @property
     def attempt(self) -> int:
-        """1 for a first delivery to this member, more after it nacked."""
+        """1 for a first delivery, more after a nack, or if another member may have had it."""
         return self._attempt
 
     async def ack(self) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -152,11 +153,11 @@ class PulsarMessageBus(BaseMessageBus):
 
     async def _open(self) -> None:
         self._process = os.getpid()
-        if self._given is not None:
-            self._client = self._given
-            return
+        self._client = self._given or self._make_client()
+
+    def _make_client(self) -> Any:
         try:
-            self._client = pulsar.Client(self._url, **self._for_client)
+            return pulsar.Client(self._url, **self._for_client)
         except (TypeError, ValueError) as error:
             # Its text may repeat what was given.
             raise ConfigurationError(
@@ -253,9 +254,12 @@ class PulsarMessageBus(BaseMessageBus):
     def _retire(self, topic: str) -> None:
         task = self._producers.pop(topic, None)
         if task is not None:
-            ending = asyncio.get_running_loop().create_task(self._end_producer(task))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            self._later(self._end_producer(task))
+
+    def _later(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(ending)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
 
     async def _end_producer(self, task: asyncio.Task[Sender]) -> None:
         await asyncio.wait((task,))
@@ -269,30 +273,52 @@ class PulsarMessageBus(BaseMessageBus):
             return
 
     async def _subscribe(self, topic: str, group: str, prefetch: int) -> PulsarSubscription:
-        queue = PulsarSubscription.queue_size(prefetch)
+        queue, since = PulsarSubscription.queue_size(prefetch), time.time()
+        # A client of its own: one that reports a failure may have made a consumer nevertheless,
+        # and that gets messages which nobody reads until its client is closed.
+        own = None if self._given is not None else self._make_client()
         try:
             consumer = await self._ask(
-                self._client.subscribe,
+                (own or self._client).subscribe,
                 self._full(topic),
                 group,
                 consumer_type=pulsar.ConsumerType.KeyShared,
                 receiver_queue_size=queue,
                 max_total_receiver_queue_size_across_partitions=queue,
+                of=own,
                 **self._for_consumer,
             )
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"Pulsar refuses the consumer's options: {error}") from None
         except _TROUBLE as error:
             raise BusError(f"cannot subscribe: Pulsar says {_name(error)}") from None
-        return PulsarSubscription(consumer, topic, prefetch)
+        return PulsarSubscription(consumer, topic, prefetch, since=since, client=own)
 
     def _full(self, topic: str) -> str:
         return topic if "://" in topic else self._prefix + topic
 
-    async def _ask(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Make a blocking call in a thread, for as long as anybody waits for an answer."""
-        async with asyncio.timeout(self._timeout + _GRACE_SECONDS):
-            return await asyncio.to_thread(call, *arguments, **options)
+    async def _ask(
+        self, call: Callable[..., T], *arguments: Any, of: Any = None, **options: Any
+    ) -> T:
+        """Make a blocking call in a thread, for as long as anybody waits for an answer.
+
+        What is made too late is closed: it would be nobody's. So is the client *of* a failed call.
+        """
+        answer = asyncio.ensure_future(asyncio.to_thread(call, *arguments, **options))
+        try:
+            async with asyncio.timeout(self._timeout + _GRACE_SECONDS):
+                return await asyncio.shield(answer)
+        except BaseException:
+            self._later(self._abandon(answer, of))
+            raise
+
+    async def _abandon(self, answer: asyncio.Future[Any], client: Any) -> None:
+        # Not before it has answered: a client that is closed then answers never.
+        await asyncio.wait((answer,))
+        made = None if answer.cancelled() or answer.exception() else answer.result()
+        for what in (made, client):
+            if hasattr(what, "close"):
+                await self._end(what)
 
 
 def _divide(items: Sequence[Item], outcomes: Outcomes) -> tuple[list[Item], list[Item]]:

@@ -25,6 +25,7 @@ _POLL_MILLISECONDS = 200
 _CLOSE_SECONDS = 15.0
 _MAX_HELD = 1_000  # messages that wait for a nacked one of their key
 _BREATH = 64  # deliveries after which other tasks get their turn
+_SUSPECTS = 1_000  # as many of a member's first messages may have been delivered before
 
 _logger = logging.getLogger("semel.transports.pulsar")
 
@@ -39,12 +40,12 @@ class _Entry:
 
     __slots__ = ("attempt", "copies", "key", "number", "open", "place")
 
-    def __init__(self, number: int, place: Place, message: Any) -> None:
+    def __init__(self, number: int, place: Place, message: Any, *, suspect: bool) -> None:
         self.number = number
         self.place = place
         self.copies = [message]
         self.key = _key_of(message)
-        self.attempt: int = message.redelivery_count()
+        self.attempt: int = max(message.redelivery_count(), suspect)
         self.open = False
 
 
@@ -59,11 +60,20 @@ class _Lane:
 
 
 class PulsarSubscription:
-    """One consumer of a Key_Shared subscription; at most *prefetch* deliveries are open."""
+    """One consumer of a Key_Shared subscription; at most *prefetch* deliveries are open.
 
-    def __init__(self, consumer: Any, topic: str, prefetch: int) -> None:
+    The broker does not count a message that comes again because its member died. So the first
+    ones that are older than *since*, the time in seconds when this member came, count as
+    redelivered: any of them may have killed the one before. *client* is closed at the end.
+    """
+
+    def __init__(
+        self, consumer: Any, topic: str, prefetch: int, *, since: float, client: Any = None
+    ) -> None:
         self.topic = topic
         self._prefetch = prefetch
+        self._since = since * 1000
+        self._suspects = _SUSPECTS
         self._consumer = consumer
         self._known: dict[Place, _Entry] = {}
         self._ready: deque[_Entry] = deque()
@@ -76,7 +86,16 @@ class PulsarSubscription:
         self._wake = asyncio.Event()
         self._failure: BusError | None = None
         self._closed = False
-        self._receiver = _Receiver(consumer, topic, max(1, prefetch // 2), self._arrive, self._fail)
+        # Closing the consumer sends the acks that wait, and returns the rest to the broker.
+        ends = [consumer.close] if client is None else [consumer.close, client.close]
+        self._receiver = _Receiver(
+            consumer,
+            room=max(1, prefetch // 2),
+            arrive=self._arrive,
+            fail=self._fail,
+            ends=ends,
+            name=f"semel-pulsar-{topic}",
+        )
 
     @staticmethod
     def queue_size(prefetch: int) -> int:
@@ -200,7 +219,10 @@ class PulsarSubscription:
                 known.copies.append(message)
                 dropped += 1
             else:
-                entry = self._known[place] = _Entry(next(self._numbers), place, message)
+                suspect = self._suspects > 0 and message.publish_timestamp() < self._since
+                self._suspects -= suspect
+                number = next(self._numbers)
+                entry = self._known[place] = _Entry(number, place, message, suspect=suspect)
                 self._ready.append(entry)
         self._receiver.took(dropped)
         self._wake.set()
@@ -217,14 +239,17 @@ class _Receiver:
     def __init__(
         self,
         consumer: Any,
-        topic: str,
+        *,
         room: int,
         arrive: Callable[[Sequence[Any]], None],
         fail: Callable[[str], None],
+        ends: Sequence[Callable[[], None]],
+        name: str,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._consumer = consumer
+        self._ends = ends
         self._size = room
         self._arrive = arrive
         self._fail = fail
@@ -233,7 +258,6 @@ class _Receiver:
         self._paused = False
         self._room = threading.Event()
         self._stopping = False
-        name = f"semel-pulsar-{topic}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def took(self, count: int) -> None:
@@ -263,9 +287,9 @@ class _Receiver:
                     self._call(self._arrive, messages)
         except Exception as error:  # noqa: BLE001  a dead thread would look like a quiet topic
             self._call(self._fail, f"the consumer ended: Pulsar says {type(error).__name__}")
-        with suppress(pulsar.PulsarException):  # a lost connection has closed it already
-            # Sends the acks that wait, and returns the rest to the broker.
-            self._consumer.close()
+        for end in self._ends:
+            with suppress(pulsar.PulsarException):  # a lost connection has closed it already
+                end()
         self._call(self.ended.set_result, None)
 
     def _wait_for_room(self) -> None:
@@ -313,7 +337,7 @@ class PulsarDelivery:
 
     @property
     def attempt(self) -> int:
-        """1 for a first delivery to this member, more after it nacked."""
+        """1 for a first delivery, more after a nack, or if another member may have had it."""
         return self._attempt
 
     async def ack(self) -> None:
