@@ -41,22 +41,22 @@ def describe_hub(hub: Hub, *, version: str = "0.0.0", title: str | None = None) 
     Sending is known by topic only: dead letters, and topics that the projector has a policy for.
     *version* is the service's own.
     """
-    schemas = Schemas()
+    schemas, names = Schemas(), _Names()
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
     messages: dict[str, Any] = {}
     for consumer in hub.consumers.values():
-        channel = _channel(channels, consumer.topic)
+        channel = _channel(channels, names[consumer.topic], consumer.topic)
         listed = channels[channel].setdefault("messages", {})
         for event_type, bindings in consumer.handlers.items():
-            name = _identifier(f"{consumer.topic}.{event_type}")
+            name = names[f"{consumer.topic}.{event_type}"]
             messages[name] = _message(event_type, bindings, schemas)
-            listed[_identifier(event_type)] = {"$ref": f"#/components/messages/{name}"}
+            listed[names[event_type]] = {"$ref": f"#/components/messages/{name}"}
         operations[f"receive.{channel}"] = _receive(consumer, channel, listed)
     sent = {consumer.dead_letter_topic: "Dead letters" for consumer in hub.consumers.values()}
     sent |= dict.fromkeys(hub.config.topics, "Events of this service")
     for topic, summary in sorted(sent.items()):
-        channel = _channel(channels, topic)
+        channel = _channel(channels, names[topic], topic)
         operations[f"send.{channel}"] = {
             "action": "send",
             "channel": {"$ref": f"#/channels/{channel}"},
@@ -77,8 +77,7 @@ def describe_hub(hub: Hub, *, version: str = "0.0.0", title: str | None = None) 
     }
 
 
-def _channel(channels: dict[str, Any], topic: str) -> str:
-    name = _identifier(topic)
+def _channel(channels: dict[str, Any], name: str, topic: str) -> str:
     channels.setdefault(name, {"address": topic})
     return name
 
@@ -119,5 +118,12 @@ def _receive(consumer: EventConsumer, channel: str, listed: Mapping[str, Any]) -
     return operation
 
 
-def _identifier(text: str) -> str:
-    return _UNSAFE.sub("_", text)
+class _Names(dict[str, str]):
+    """Names as identifiers; two names never become the same one."""
+
+    def __missing__(self, text: str) -> str:
+        name = _UNSAFE.sub("_", text)
+        while name in self.values():
+            name += "_"
+        self[text] = name
+        return name
