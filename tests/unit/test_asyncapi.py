@@ -191,7 +191,6 @@ def test_payloads_are_those_of_the_annotations(hub: Hub) -> None:
 
 def test_types_of_the_same_name_stay_apart(hub: Hub) -> None:
     """The second one goes by its full name."""
-
     hub.on("again", "OrderPlaced")(again)
     document = describe_hub(hub)
     schemas = document["components"]["schemas"]
