@@ -14,11 +14,13 @@ from examples.shop import orders, payments, stock
 from examples.shop.settings import Settings
 from examples.shop.tables import Base, fill_shelves
 from semel import Hub, MessageEnvelope, SqlAlchemyStorage, bus_from_url
+from semel.asgi import IdempotencyMiddleware
 from semel.asgi.context import RequestContextMiddleware
 from semel.asgi.health import health_app
 from semel.asgi.http import Scope
 from semel.asgi.live import LiveEvents
 from semel.asgi.stream import Viewer
+from semel.fastapi import describe_idempotency
 
 PAGE = Path(__file__).parent / "page"
 LISTEN = {"orders": orders.listen, "stock": stock.listen, "payments": payments.listen}
@@ -35,7 +37,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await prepare(storage)
+        await prepare(storage, shop, settings)
         async with AsyncExitStack() as stack:
             for name, each in hubs.items():
                 # One projector sends the events of all: they share the outbox of one database.
@@ -45,6 +47,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
 
     app = FastAPI(title="A shop on semel", version="1.0.0", lifespan=lifespan)
+    app.add_middleware(IdempotencyMiddleware, storage=storage)
     app.add_middleware(RequestContextMiddleware)
     app.include_router(orders.routes(shop, settings))
     live = LiveEvents(shop, [settings.topic("orders")], authorize=anybody)
@@ -55,6 +58,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def page() -> FileResponse:
         return FileResponse(PAGE / "index.html", headers={"content-security-policy": POLICY})
 
+    describe_idempotency(app)
     app.mount("/page", StaticFiles(directory=PAGE))
     return app
 
@@ -76,10 +80,13 @@ def _order(message: MessageEnvelope) -> object:
     return message.payload
 
 
-async def prepare(storage: SqlAlchemyStorage) -> None:
-    """Create the tables; a real service would migrate them before it starts."""
+async def prepare(storage: SqlAlchemyStorage, shop: Hub, settings: Settings) -> None:
+    """Create tables and topics; a real service finds them made when it is deployed."""
     await storage.initialize()
     async with storage.engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
     async with storage.session_factory() as session:
         await fill_shelves(session)
+    declare = getattr(shop.bus, "declare", None)
+    for name in LISTEN if declare is not None else ():
+        await declare(settings.topic(name), partitions=3)

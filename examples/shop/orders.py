@@ -13,7 +13,7 @@ from sqlalchemy import select
 from examples.shop.settings import Settings
 from examples.shop.tables import CATALOGUE, Order, StockItem
 from semel import Hub, MessageEnvelope, SQLAlchemyUnitOfWork
-from semel.fastapi import unit_of_work
+from semel.fastapi import idempotency_key, unit_of_work
 
 OUTCOMES = {
     "StockRefused": "out of stock",
@@ -66,6 +66,11 @@ class Problem(BaseModel):
     detail: str
 
 
+def caller() -> str:
+    """Return who calls. A real shop returns the user that it has authenticated."""
+    return "anybody"
+
+
 def as_event(order: Order) -> dict[str, Any]:
     """Return the payload of an event about *order*."""
     return OrderView.model_validate(order).model_dump(mode="json")
@@ -77,7 +82,9 @@ def routes(hub: Hub, settings: Settings) -> APIRouter:
     # The route commits; with scope="function" its connection is free before the answer is sent.
     uow_of_request = Depends(unit_of_work(hub), scope="function")
 
-    @router.post("/orders", status_code=status.HTTP_201_CREATED)
+    once = Depends(idempotency_key(principal=caller))
+
+    @router.post("/orders", status_code=status.HTTP_201_CREATED, dependencies=[once])
     async def place(new: NewOrder, uow: SQLAlchemyUnitOfWork = uow_of_request) -> OrderView:
         """Place an order. It is stored together with the event that tells the others."""
         order = Order(id=str(uuid4()), cents=CATALOGUE[new.item] * new.quantity, **new.model_dump())

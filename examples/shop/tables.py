@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 CATALOGUE = {"tea": 450, "coffee": 790, "cocoa": 620}
-STOCK = 1000
+STOCK = 200
 
 
 class Base(DeclarativeBase):

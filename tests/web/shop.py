@@ -48,8 +48,10 @@ class Shop:
             )
         deadline = time.monotonic() + PATIENCE
         while not self._is_ready():
-            assert self._process.poll() is None, f"the shop has stopped:\n{self.log}"
-            assert time.monotonic() < deadline, f"the shop does not open:\n{self.log}"
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                self._process.wait()
+                raise AssertionError(f"the shop does not open:\n{self.log}")
             time.sleep(0.1)
         return self
 

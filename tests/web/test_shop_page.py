@@ -49,7 +49,7 @@ async def test_an_order_appears_and_changes(page: Page, shop: Shop) -> None:
     await page.wait_for_selector(row(paid, "paid"))
     await page.wait_for_selector(row(declined, "declined"))
     cells = await page.locator(f"{row(paid, 'paid')} td").all_inner_texts()
-    assert [paid["id"][:8], "Ada", "2 × tea", "9.00", "paid"] == cells
+    assert [paid["id"][:8], "Ada", "2 \u00d7 tea", "9.00", "paid"] == cells
     await check_untouched(page)
 
 
