@@ -24,7 +24,7 @@ from semel.sqlalchemy.outbox_cleanup import ARCHIVED_AT_ONCE, hand_over
 from semel.sqlalchemy.tables import InboxRecord
 from semel.states import InboxStats, InboxStatus
 
-_SCANNED = 100_000
+_SCANNED = 50_000
 _WINDOW, _WINDOWS = 10_000, 10
 _KEY = (INBOX.c.tenant_id, INBOX.c.consumer_name, INBOX.c.message_id)
 #: What a page is ordered by: the index of times, and the primary key among equals.
@@ -51,12 +51,17 @@ class SqlAlchemyInboxStore(OperatorSide):
     ) -> Page[InboxRecord, str]:
         """Newest first; page on with *before* = the page's `next` until it is None."""
         limit = max(1, min(limit, 1000))
-        asked = _conditions(where or InboxFilter())
+        where = where or InboxFilter()
+        asked = _conditions(where)
+        times = _conditions(where, only=("since", "until"))
         place = None if before is None else _decoded(before)
         found: list[InboxRecord] = []
         async with AsyncSession(self._reader) as session:
             for _ in range(_WINDOWS):
-                below = [INBOX.c.processed_at.is_not(None) if place is None else _before(place)]
+                below = [
+                    INBOX.c.processed_at.is_not(None) if place is None else _before(place),
+                    *times,
+                ]
                 # Up to where this step looks: the table may be large, and few records match.
                 edge = (
                     await session.execute(

@@ -26,7 +26,7 @@ from semel.sqlalchemy.outbox_scan import (
 from semel.sqlalchemy.tables import OutboxRecord
 
 #: So many rows are looked at by one count, or for one figure.
-SCANNED = 100_000
+SCANNED = 50_000
 # A search looks at so many rows in so many steps: where few match, the page is short.
 _WINDOW, _WINDOWS = 10_000, 10
 _BLOCKING = Lanes(DEAD_BLOCKING, DEAD_BLOCKING + PARTITIONS - 1)
@@ -47,31 +47,14 @@ class OutboxSearch(OperatorSide):
         """Newest first; page on with *before* = the page's `next` until it is None."""
         where = where or OutboxFilter()
         limit = max(1, min(limit, 1000))
-        lanes, asked = lanes_of(where), conditions(where)
-        found: list[OutboxRecord] = []
         async with AsyncSession(self._reader) as session:
-            connection = await session.connection()
-            span = await bounds(connection, where)
+            span = await bounds(await session.connection(), where)
             if before is not None:
                 span = Span(span.first, min(span.last, before - 1))
-            for _ in range(_WINDOWS):
-                window = await last_span(connection, span, lanes, size=_WINDOW)
-                if window is None:
-                    return Page(found)
-                rows = await session.scalars(
-                    select(OutboxRecord)
-                    .where(window.condition, *asked)
-                    .order_by(OutboxRecord.sequence.desc())
-                    .limit(limit - len(found))
-                )
-                found += rows
-                rest = found[-1].sequence if len(found) == limit else window.first
-                if rest <= span.first:
-                    return Page(found)
-                if len(found) == limit:
-                    return Page(found, next=rest)
-                span = Span(span.first, rest - 1)
-        return Page(found, next=span.last + 1)
+            lanes = lanes_of(where)
+            if lanes is None or await _are_many(session, lanes):
+                return await _search_windows(session, where, span, limit)
+            return await _search_lanes(session, where, span, lanes, limit)
 
     async def count(self, where: OutboxFilter | None = None, *, cap: int = 10_000) -> Count:
         """Count matching rows, up to *cap*."""
@@ -164,3 +147,55 @@ class OutboxSearch(OperatorSide):
                 yield row
             done = rows[-1][0] if len(rows) == size else window.last
             span = Span(done + 1, span.last)
+
+
+async def _search_windows(
+    session: AsyncSession, where: OutboxFilter, span: Span, limit: int
+) -> Page[OutboxRecord, int]:
+    """Look at the table itself, from the newest row down."""
+    lanes, asked = lanes_of(where), conditions(where)
+    connection = await session.connection()
+    found: list[OutboxRecord] = []
+    for _ in range(_WINDOWS):
+        window = await last_span(connection, span, lanes, size=_WINDOW)
+        if window is None:
+            return Page(found)
+        found += await session.scalars(
+            select(OutboxRecord)
+            .where(window.condition, *asked)
+            .order_by(OutboxRecord.sequence.desc())
+            .limit(limit - len(found))
+        )
+        rest = found[-1].sequence if len(found) == limit else window.first
+        if rest <= span.first:
+            return Page(found)
+        if len(found) == limit:
+            return Page(found, next=rest)
+        span = Span(span.first, rest - 1)
+    return Page(found, next=span.last + 1)
+
+
+async def _search_lanes(
+    session: AsyncSession, where: OutboxFilter, span: Span, lanes: Lanes, limit: int
+) -> Page[OutboxRecord, int]:
+    """Look at all rows of lanes that hold few."""
+    rows = select(OUTBOX.c.sequence, *columns_of(where)).where(lanes.condition)
+    some = rows.limit(SCANNED).subquery("some")
+    numbers = await session.scalars(
+        select(some.c.sequence)
+        .where(some.c.sequence.between(*span), *conditions(where, some.c))
+        .order_by(some.c.sequence.desc())
+        .limit(limit + 1)
+    )
+    chosen = list(numbers)
+    found = await session.scalars(
+        select(OutboxRecord)
+        .where(OutboxRecord.sequence.in_(chosen[:limit]))
+        .order_by(OutboxRecord.sequence.desc())
+    )
+    return Page(found, next=chosen[limit - 1] if len(chosen) > limit else None)
+
+
+async def _are_many(session: AsyncSession, lanes: Lanes) -> bool:
+    some = select(OUTBOX.c.lane).where(lanes.condition).limit(SCANNED).subquery("some")
+    return (await session.scalar(select(func.count()).select_from(some)) or 0) >= SCANNED
