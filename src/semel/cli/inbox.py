@@ -11,7 +11,7 @@ from semel.cli.command import command
 from semel.cli.exits import Exit
 from semel.cli.filters import MESSAGES
 from semel.cli.pages import Limit, gather
-from semel.cli.terminal import Terminal, pairs, plain, table
+from semel.cli.terminal import Terminal, figure, pairs, plain, table
 from semel.cli.work import fail
 from semel.operations import InboxFilter
 from semel.operations.rows import inbox_row
@@ -134,11 +134,8 @@ def consumers_table(stats: Sequence[InboxStats]) -> Table:
         [
             (
                 item.consumer_name,
-                *(
-                    f"{item.counts.get(status, 0):,}{'+' if item.capped else ''}"
-                    for status in InboxStatus
-                ),
-                item.redelivered,
+                *(figure(item.counts.get(status, 0), capped=item.capped) for status in InboxStatus),
+                figure(item.redelivered, capped=item.capped),
                 item.oldest,
             )
             for item in stats

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -93,11 +94,13 @@ class Snapshot:
             ("scheduled", self._figure(stats.scheduled, "scheduled"), ""),
             ("sent", self._figure(stats.counts[OutboxStatus.SENT], "SENT"), ""),
         ]
-        line = Text()
-        for name, value, style in figures:
-            line.append(f"{name} ", style="dim")
-            line.append(f"{value}   ", style=style if value not in ("0", "-") else "")
-        yield line
+        yield Columns(
+            [
+                Text.assemble((f"{name} ", "dim"), (value, "" if value in ("0", "-") else style))
+                for name, value, style in figures
+            ],
+            padding=(0, 3),
+        )
         for pause in self.pauses:
             what = f"topic {pause.topic}" if pause.topic else f"tenant {pause.tenant_id}"
             what = what if pause.topic or pause.tenant_id else "everything"
@@ -105,7 +108,7 @@ class Snapshot:
             yield Text(clean(f"paused {what}{reason}"), style="yellow")
         for breaker in shape["breakers"]:
             where = f"topic {breaker['topic']}" if breaker["topic"] else "the broker"
-            since = str(breaker["since"])[:19]
+            since = str(breaker["since"])[:19].replace("T", " ")
             yield Text(clean(f"in trouble {where} since {since}: {breaker['error']}"), style="red")
         if self.blocked:
             yield Text()

@@ -158,7 +158,7 @@ def cell(value: Any) -> Text:
     if isinstance(value, bool):
         return Text("yes" if value else "no")
     if isinstance(value, int):
-        return Text(f"{value:,}", justify="right")
+        return figure(value)
     return Text(clean(str(value)), style=_STYLES.get(str(value), ""))
 
 
@@ -173,6 +173,11 @@ _STYLES = {
     "error": "bold red",
     "info": "cyan",
 }
+
+
+def figure(number: int, *, capped: bool = False) -> Text:
+    """Return a number for a table; `+` means: at least."""
+    return Text(f"{number:,}{'+' if capped else ''}", justify="right")
 
 
 def table(
