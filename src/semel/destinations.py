@@ -135,6 +135,11 @@ class Destinations:
     def _show(self, breaker: Breaker, value: int) -> None:
         self._observer.gauge("outbox_circuit_open", value, destination=breaker.name)
 
+    def leave(self) -> None:
+        """Show no trouble any more: nobody here would see its end."""
+        for breaker in self.in_trouble:
+            self._show(breaker, 0)
+
     def alert(self, now: float) -> None:
         """Say it loudly, once, when trouble lasts."""
         for breaker in self.in_trouble:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from time import perf_counter
@@ -32,6 +34,7 @@ except ImportError as missing:
 __all__ = ["PrometheusObserver", "metrics_app"]
 
 _OTHER = "other"
+_MANY = 8
 _logger = logging.getLogger("semel.metrics")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -110,8 +113,7 @@ class PrometheusObserver:
         if histogram is not None:
             found = self._values(METRICS[name], labels)
             child = histogram.labels(*found) if found else histogram
-            for value in values:
-                child.observe(value)
+            _observe(child, values)
 
     def inject(
         self, metadata: MutableMapping[str, str], *, topic: str = "", event_id: str = ""
@@ -159,6 +161,22 @@ class PrometheusObserver:
                     _logger.error("another metric is called %s: ours is not shown", metric.name)
                 self._gauges[metric.name] = gauge
             return self._gauges[metric.name]
+
+
+def _observe(child: Histogram, values: Sequence[float]) -> None:
+    """Observe many values with one increment per bucket, as far as the client has what we know.
+
+    Its own way takes microseconds for each value, which a busy relay would feel.
+    """
+    parts = vars(child)
+    if len(values) < _MANY or not parts.keys() >= {"_sum", "_buckets", "_upper_bounds"}:
+        for value in values:
+            child.observe(value)
+        return
+    bounds, buckets = parts["_upper_bounds"], parts["_buckets"]
+    for index, number in Counts(bisect_left(bounds, value) for value in values).items():
+        buckets[index].inc(number)
+    parts["_sum"].inc(sum(values))
 
 
 def metrics_app(

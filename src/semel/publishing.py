@@ -91,6 +91,7 @@ class Publisher:
     async def close(self) -> None:
         """Finish what goes on beside the batches."""
         await self._sender.close()
+        self.destinations.leave()
 
     def next_batches(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield what to run now: batches, or a probe after trouble."""

@@ -107,6 +107,20 @@ async def test_a_broker_in_trouble(
     assert (value(observer, "outbox_wakeups_total") or 0) >= 1
 
 
+@sqlite_only
+async def test_a_projector_that_stops_leaves_no_open_breaker_behind(
+    storage: SqlAlchemyStorage, observer: PrometheusObserver
+) -> None:
+    bus = InMemoryMessageBus()
+    bus.faults.outage = True
+    await add(storage, "e-1")
+    async with running(projector(storage, bus, observer=observer)):
+        await eventually(
+            lambda: value(observer, "outbox_circuit_open", destination="the broker") == 1
+        )
+    assert 0 == value(observer, "outbox_circuit_open", destination="the broker")
+
+
 class Calls(NullObserver):
     """Counts how often it is told something."""
 

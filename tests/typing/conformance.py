@@ -21,6 +21,8 @@ from semel import (
 )
 from semel.clock import SystemClock
 from semel.observer import CombinedObserver, LoggingObserver, NullObserver
+from semel.opentelemetry import OpenTelemetryObserver
+from semel.prometheus import PrometheusObserver
 from semel.protocols import Clock, Inbox, InboxGate, InboxStore, OutboxStore
 from semel.relay import RelayStore
 from semel.sqlalchemy.gate import SqlAlchemyInboxGate
@@ -50,7 +52,13 @@ def protocols(
     )
     buses: list[MessageBus] = [InMemoryMessageBus(), database]
     clocks: list[Clock] = [SystemClock(), FakeClock()]
-    observers: list[Observer] = [NullObserver(), LoggingObserver(), CombinedObserver()]
+    observers: list[Observer] = [
+        NullObserver(),
+        LoggingObserver(),
+        CombinedObserver(),
+        PrometheusObserver(),
+        OpenTelemetryObserver(),
+    ]
     serializer: Serializer = JsonSerializer()
     return (
         as_storage,

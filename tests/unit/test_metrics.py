@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import semel
 from semel.metrics import ALL, DURATIONS, METRICS
+from semel.observer import system_of
 
 SOURCE = Path(semel.__file__).parent
 _PREFIX = re.compile(r"(outbox|consumer|idempotency|command|cleanup|semel)_[a-z_]+\Z")
@@ -32,6 +34,24 @@ def reports() -> Iterator[tuple[str, str, str, set[str] | None]]:
 
 
 REPORTS = list(reports())
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "system"),
+    [
+        ("memory", "InMemoryMessageBus", "memory"),
+        ("database", "DatabaseMessageBus", "database"),
+        ("kafka", "KafkaMessageBus", "kafka"),
+        ("rabbitmq", "RabbitMQMessageBus", "rabbitmq"),
+        ("pulsar", "PulsarMessageBus", "pulsar"),
+        ("nats", "NatsMessageBus", "nats"),
+        ("redis", "RedisMessageBus", "redis"),
+    ],
+)
+def test_every_bus_has_a_name(module: str, name: str, system: str) -> None:
+    """That of the conventions where they have one; a bus of somebody else's is called its class."""
+    assert system == system_of(getattr(import_module(f"semel.transports.{module}"), name))
+    assert "object" == system_of(object())
 
 
 def test_there_are_reports() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from hypothesis import given, strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,7 +18,7 @@ import semel
 from semel.errors import ConfigurationError
 from semel.metrics import ALL
 from semel.observer import CombinedObserver, NullObserver, Operation
-from semel.prometheus import PrometheusObserver, metrics_app
+from semel.prometheus import PrometheusObserver, _observe, metrics_app
 
 SEEDS = {
     "outbox_backlog": ("gauge", ()),
@@ -75,6 +76,38 @@ def test_values(observer: PrometheusObserver) -> None:
     assert 4 == value(observer, f"{latency}_count", topic="orders")
     assert 2 == value(observer, f"{latency}_bucket", topic="orders", le="5.0")
     assert 1 == value(observer, "semel_build_info", version=semel.__version__)
+
+
+@given(st.lists(st.floats(0, 1000) | st.sampled_from([0.005, 5.0, 300.0]), min_size=1, max_size=50))
+def test_many_values_count_as_each_alone(values: list[float]) -> None:
+    """What is added at once is what would be there one by one, bounds included."""
+    name = "outbox_publish_latency_seconds"
+    once, singly = (PrometheusObserver(CollectorRegistry()) for _ in range(2))
+    once.record(name, *values, topic="orders")
+    for each in values:
+        singly.record(name, each, topic="orders")
+
+    def shown(observer: PrometheusObserver) -> dict[tuple[str, str], float]:
+        [family] = [f for f in observer.registry.collect() if f.name == name]
+        return {
+            (s.name, s.labels.get("le", "")): s.value
+            for s in family.samples
+            if not s.name.endswith("_created")
+        }
+
+    assert pytest.approx(shown(singly)) == shown(once)
+
+
+def test_a_histogram_of_another_make_is_observed_singly() -> None:
+    """A client that looks different inside costs time, no value."""
+    seen: list[float] = []
+
+    class Other:
+        def observe(self, value: float) -> None:
+            seen.append(value)
+
+    _observe(Other(), [1.0] * 20)  # type: ignore[arg-type]
+    assert [1.0] * 20 == seen
 
 
 def test_what_it_does_not_know_is_ignored(observer: PrometheusObserver) -> None:
