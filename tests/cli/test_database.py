@@ -17,13 +17,13 @@ from tests.cli.conftest import Cli, both
 
 
 @both
-def test_upgrade_makes_tables_that_pass_the_check(cli: Cli) -> None:
+def test_upgrade_makes_tables_that_pass_the_check(empty: Cli) -> None:
     """Also when it is called again, and after `create`."""
-    assert Exit.PROBLEM == cli("db", "check").exit_code
+    assert Exit.PROBLEM == empty("db", "check").exit_code
     for command in ("upgrade", "upgrade", "create", "check"):
-        done = cli("db", command)
+        done = empty("db", command)
         assert Exit.OK == done.exit_code, done.output
-    assert {"upgraded": True} == json.loads(cli("db", "upgrade", "--json").stdout)
+    assert {"upgraded": True} == empty.json("db", "upgrade")
 
 
 def test_upgrade_needs_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
