@@ -59,8 +59,8 @@ async def _fill(storage: SqlAlchemyStorage, table: str, sql: str, rows: int) -> 
     }.get(name, f"TIMESTAMPADD(SECOND, -{seconds}, UTC_TIMESTAMP(6))")
     numbers = {
         "postgresql": f"SELECT n FROM generate_series(1, {rows}) AS s(n)",
-        "sqlite": f"WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {rows})"
-        " SELECT n FROM s",
+        "sqlite": "WITH RECURSIVE s(n) AS "
+        f"(SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {rows}) SELECT n FROM s",
     }.get(name, f"SELECT seq AS n FROM seq_1_to_{rows}")
     statement = sql.format(
         id=joined.format("id-", long),
