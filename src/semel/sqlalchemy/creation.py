@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import Connection, Table, func, insert, inspect, select, text
+from sqlalchemy import Connection, MetaData, Table, event, func, insert, inspect, select, text
 
 from semel.errors import SchemaError
 from semel.sqlalchemy import bus_tables as _bus_tables  # noqa: F401  part of the metadata
@@ -21,13 +21,9 @@ def create_schema(connection: Connection) -> None:
 
 
 def _create(connection: Connection) -> None:
-    present = set(inspect(connection).get_table_names())
     # Tables of an earlier release are for `upgrade`: new ones among them would be in its way.
     if control_row(connection).get("version", SCHEMA_VERSION) >= SCHEMA_VERSION:
         metadata.create_all(connection)
-        fresh = metadata.tables.keys() - present
-        for statement in database_of(connection.dialect).storage_settings(fresh):
-            connection.execute(text(statement))
     known = set(connection.scalars(select(OutboxSlot.slot)))
     missing = [{"slot": slot} for slot in range(SLOTS) if slot not in known]
     if missing:
@@ -40,6 +36,13 @@ def _create(connection: Connection) -> None:
     ]
     if rows:
         connection.execute(insert(cast("Table", OutboxControl.__table__)), rows)
+
+
+@event.listens_for(metadata, "after_create")
+def _set_storage(_metadata: MetaData, connection: Connection, *, tables: Any, **_: Any) -> None:
+    names = {table.name for table in tables}
+    for statement in database_of(connection.dialect).storage_settings(names):
+        connection.execute(text(statement))
 
 
 def examine(connection: Connection) -> None:

@@ -44,9 +44,9 @@ def check_version(connection: Connection) -> None:
 
 def control_row(connection: Connection) -> dict[str, Any]:
     """Return what the control row says of the tables; nothing if there are none yet."""
-    tables = inspect(connection).get_table_names()
-    if OutboxControl.__tablename__ not in tables:
-        if "outbox" in tables:
+    found = inspect(connection)
+    if not found.has_table(OutboxControl.__tablename__):
+        if found.has_table("outbox"):
             raise SchemaError(
                 "this database has a table `outbox` that is not semel's: rename it, or use "
                 "another schema or database"
