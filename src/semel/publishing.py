@@ -328,9 +328,9 @@ class Publisher:
                 "outbox_published_total", len(group), topic=topic, transport=self._system
             )
             latencies = [
-                max(0.0, (now - entry.created_at).total_seconds())
+                max(0.0, (now - entry.due_at).total_seconds())
                 for entry in group
-                if entry.created_at is not None
+                if entry.due_at is not None
             ]
             observer.record("outbox_publish_latency_seconds", *latencies, topic=topic)
         observer.gauge("outbox_relay_last_success_timestamp_seconds", now.timestamp())

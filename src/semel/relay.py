@@ -20,7 +20,7 @@ class Entry:
 
     __slots__ = (
         "attempts",
-        "created_at",
+        "due_at",
         "envelope",
         "key",
         "partition",
@@ -38,7 +38,7 @@ class Entry:
         wait: float | None,
         key: Key | None,
         envelope: MessageEnvelope,
-        created_at: Any = None,
+        due_at: Any = None,
     ) -> None:
         self.sequence = sequence
         self.partition = partition
@@ -47,7 +47,8 @@ class Entry:
         self.wait = wait
         self.key = key
         self.envelope = envelope
-        self.created_at = created_at
+        #: Since when it could have been sent: its commit, or the time it was scheduled for.
+        self.due_at = due_at
 
     def __repr__(self) -> str:
         return f"Entry({self.sequence}, {self.envelope.event_id!r}, {self.status})"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import event
+from sqlalchemy import event, update
 
 from semel import Hub, MessageEnvelope
 from semel.observer import NullObserver
@@ -19,6 +19,7 @@ from semel.retry import RetryPolicy
 from semel.sampling import Sampler
 from semel.settings import TopicPolicy
 from semel.sqlalchemy.storage import SqlAlchemyStorage
+from semel.sqlalchemy.tables import OutboxRecord
 from semel.transports.memory import InMemoryMessageBus
 from tests.scenarios.relaying import (
     ScriptedBus,
@@ -81,6 +82,32 @@ async def test_the_figures_of_the_outbox(
     assert 1 == observer.registry.get_sample_value(failures, {"class": "permanent"})
     assert 1 == observer.registry.get_sample_value(failures, {"class": "transient"})
     assert 0 == value(observer, "outbox_leases_held")
+
+
+@each_database
+async def test_latency_begins_when_an_event_may_be_sent(
+    storage: SqlAlchemyStorage, observer: PrometheusObserver
+) -> None:
+    """At its commit, at the time it was scheduled for, but never before the commit."""
+    now, name = datetime.now(UTC), "outbox_publish_latency_seconds"
+    moments = {
+        "plain": (None, timedelta(hours=2)),
+        "scheduled": (now - timedelta(hours=1), timedelta(hours=1)),
+        "of the past": (now - timedelta(hours=3), timedelta(hours=2)),
+    }
+    relay = projector(storage, InMemoryMessageBus(), observer=observer)
+    for topic, (available_at, expected) in moments.items():
+        await add(storage, topic, topic=topic, available_at=available_at)
+        values = {"created_at": now - timedelta(hours=2)}
+        async with storage.engine.begin() as connection:
+            await connection.execute(
+                update(OutboxRecord).where(OutboxRecord.id == topic).values(values)
+            )
+        await relay.run_once()
+        latency = value(observer, f"{name}_sum", topic=topic)
+        assert latency is not None, topic
+        assert expected.total_seconds() <= latency < expected.total_seconds() + 1800, topic
+    await relay.stop()
 
 
 async def parked(storage: SqlAlchemyStorage, number: int) -> bool:

@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Table,
     and_,
+    case,
     delete,
     null,
     or_,
@@ -90,7 +91,10 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
             self._database.as_text(column.payload).label("payload_text"),
             column.payload_bytes,
             column.content_type,
-            column.created_at,
+            case(
+                (column.available_at > column.created_at, column.available_at),
+                else_=column.created_at,
+            ).label("due_at"),
         ]
 
     async def busy(self, partitions: Collection[int]) -> Collection[int]:
@@ -324,7 +328,7 @@ def _entry(row: Any) -> Entry:
         payload_text,
         payload_bytes,
         content_type,
-        created_at,
+        due_at,
     ) = row
     fields = {
         "topic": topic,
@@ -354,5 +358,5 @@ def _entry(row: Any) -> Entry:
         None if wait is None else float(wait),  # a Decimal on some databases
         None if order_key is None else (tenant_id, order_key),
         MessageEnvelope.restore(fields),
-        created_at,
+        due_at,
     )
