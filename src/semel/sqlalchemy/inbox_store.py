@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from semel.errors import ConfigurationError
@@ -25,7 +25,7 @@ from semel.sqlalchemy.tables import InboxRecord
 from semel.states import InboxStats, InboxStatus
 
 _SCANNED = 50_000
-_WINDOW, _WINDOWS = 10_000, 10
+_WINDOW, _WINDOWS = 10_000, 5
 _KEY = (INBOX.c.tenant_id, INBOX.c.consumer_name, INBOX.c.message_id)
 #: What a page is ordered by: the index of times, and the primary key among equals.
 _ORDER = (INBOX.c.processed_at, *_KEY)
@@ -65,12 +65,12 @@ class SqlAlchemyInboxStore(OperatorSide):
                 # Up to where this step looks: the table may be large, and few records match.
                 edge = (
                     await session.execute(
-                        _newest(select(*_ORDER).where(*below)).offset(_WINDOW - 1).limit(1)
+                        _in_order(select(*_ORDER).where(*below)).offset(_WINDOW - 1).limit(1)
                     )
                 ).one_or_none()
                 window = [] if edge is None else [INBOX.c.processed_at >= edge[0]]
                 rows = await session.scalars(
-                    _newest(select(InboxRecord).where(*below, *window, *asked)).limit(
+                    _in_order(select(InboxRecord).where(*below, *window, *asked)).limit(
                         limit - len(found)
                     )
                 )
@@ -90,7 +90,7 @@ class SqlAlchemyInboxStore(OperatorSide):
         columns = {names.get(name, name) for name in where.criteria()} | {"message_id"}
         times = _conditions(where, only=names)
         some = select(*(INBOX.c[name] for name in sorted(columns))).where(*times)
-        rows = some.order_by(INBOX.c.processed_at.desc()).limit(_SCANNED).subquery("rows")
+        rows = self._newest(some).subquery("newest")
         matches = case((and_(true(), *_conditions(where, rows.c)), 1), else_=0)
         counts = select(func.count(), func.coalesce(func.sum(matches), 0)).select_from(rows)
         async with self._reader.connect() as connection:
@@ -100,8 +100,7 @@ class SqlAlchemyInboxStore(OperatorSide):
     async def stats(self) -> Sequence[InboxStats]:
         """Per consumer: how many records by status, and the oldest of them."""
         columns = INBOX.c["consumer_name", "status", "received_at", "attempts"]
-        newest = select(*columns).order_by(INBOX.c.processed_at.desc()).limit(_SCANNED)
-        rows = newest.subquery("rows")
+        rows = self._newest(select(*columns)).subquery("newest")
         again = func.sum(case((rows.c.attempts > 1, 1), else_=0))
         groups = (
             select(
@@ -130,6 +129,10 @@ class SqlAlchemyInboxStore(OperatorSide):
             )
             for name, group in by_name.items()
         ]
+
+    def _newest(self, query: Select[Any]) -> Select[Any]:
+        some = query.order_by(INBOX.c.processed_at.desc()).limit(_SCANNED)
+        return self._database.by_index(some, INBOX, "ix_inbox_processed_at")
 
     async def forget(
         self,
@@ -204,7 +207,7 @@ class SqlAlchemyInboxStore(OperatorSide):
                 return total
 
 
-def _newest(query: Any) -> Any:
+def _in_order(query: Any) -> Any:
     return query.order_by(*(column.desc() for column in _ORDER))
 
 

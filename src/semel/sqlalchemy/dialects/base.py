@@ -15,6 +15,7 @@ from sqlalchemy import (
     Delete,
     Engine,
     LargeBinary,
+    Select,
     String,
     Table,
     Text,
@@ -163,6 +164,10 @@ class Database(Lanes, ABC):
         Waits for every transaction that holds one of the keys uncommitted. Rows are locked in
         the given order. A key that is there already leaves the transaction usable.
         """
+
+    def by_index(self, statement: Select[Any], table: Table, index: str) -> Select[Any]:
+        """Let *statement* read *table* along *index*, where the planner would sort instead."""
+        return statement
 
     @abstractmethod
     def delete_some(self, table: Table, where: ColumnElement[bool], *, limit: int) -> Delete:

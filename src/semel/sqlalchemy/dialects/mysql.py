@@ -11,6 +11,7 @@ from sqlalchemy import (
     Connection,
     Delete,
     Float,
+    Select,
     Table,
     bindparam,
     delete,
@@ -214,6 +215,10 @@ class MySql(Database):
             else:
                 inserted.add(tuple(row[name] for name in names))
         return inserted
+
+    def by_index(self, statement: Select[Any], table: Table, index: str) -> Select[Any]:
+        """Force the index: for a LIMIT of many rows the planner sorts the whole table."""
+        return statement.with_hint(table, f"FORCE INDEX ({index})")
 
     def delete_some(self, table: Table, where: ColumnElement[bool], *, limit: int) -> Delete:
         """Delete with a limit."""
