@@ -33,11 +33,12 @@ async def test_tables_that_do_not_exist(database: Database) -> None:
 
 
 async def test_fm_p11_tables_of_another_version(database: Database) -> None:
-    """An older version names the upgrade, other counts the check; nothing is written."""
+    """An older or half-made one names the upgrade, other counts the check; nothing is written."""
     for value, said in (
         ({"version": 0}, "semel db upgrade"),
         ({"version": 1, "hash": "md5", "slots": 8, "partitions": 4}, "semel db check"),
-        ([], "semel db create"),
+        ([], "semel db upgrade"),
+        ({}, "semel db upgrade"),
     ):
         async with SqlAlchemyStorage(database.url) as storage:
             await storage.initialize()

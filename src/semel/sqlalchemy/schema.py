@@ -62,16 +62,17 @@ def control_row(connection: Connection) -> dict[str, Any]:
 def verify_schema(value: Any) -> None:
     """Raise `SchemaError` unless *value*, the control row, describes what this code writes."""
     expected = schema_row()
-    if not isinstance(value, dict):
-        raise SchemaError("semel's tables are incomplete: run `semel db create`")
-    version = value.get("version", 0)
+    version = value.get("version") if isinstance(value, dict) else None
+    if not isinstance(version, int):
+        raise SchemaError("semel's tables are incomplete: run `semel db upgrade`")
+    compatible: int = value.get("compatible", version)
     if version < OLDEST_VERSION:
         raise SchemaError(
             f"semel's tables are of version {version}, this release needs version "
             f"{OLDEST_VERSION}: run `semel db upgrade`"
         )
     # Later tables say which releases can still work with them, so that one can roll out slowly.
-    if value.get("compatible", version) > SCHEMA_VERSION:
+    if compatible > SCHEMA_VERSION:
         raise SchemaError(
             f"semel's tables are of version {version}, this release knows versions up to "
             f"{SCHEMA_VERSION}: install the release that upgraded them, or a later one"
