@@ -19,7 +19,7 @@ _DESCRIPTION = (
 )
 _SCHEMA = {"type": "string", "minLength": 1, "maxLength": 255}
 _PROBLEM_SCHEMA = {
-    "title": "Problem",
+    "title": "IdempotencyProblem",
     "type": "object",
     "properties": {
         "type": {"type": "string", "format": "uri"},
@@ -113,12 +113,13 @@ def _describe(operation: dict[str, Any], schema: dict[str, Any]) -> None:
         return  # not ours
     found[0]["required"] = required
     found[0]["schema"] = dict(_SCHEMA)
-    schema.setdefault("components", {}).setdefault("schemas", {})["Problem"] = _PROBLEM_SCHEMA
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+    schemas["IdempotencyProblem"] = _PROBLEM_SCHEMA  # the application may have a Problem of its own
     for problem in PROBLEMS:
         answer = operation.setdefault("responses", {}).setdefault(str(problem.status), {})
         answer.setdefault("description", problem.title)
         content = answer.setdefault("content", {})
-        content[PROBLEM_JSON] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+        content[PROBLEM_JSON] = {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}
 
 
 def _describe_middleware(app: FastAPI, schema: dict[str, Any]) -> None:
