@@ -122,6 +122,8 @@ def test_idempotency(cli: Cli) -> None:
     assert not cli.json("idempotency", "release", key.key_hash, *scope, "--dry-run")["released"]
     assert cli.json("idempotency", "release", key.key_hash, *scope, "--yes")["released"]
     assert [] == cli.json("idempotency", "list")["items"]
+    trail = cli.do(lambda storage: storage.audit.search(AuditFilter(actor="tester")))
+    assert ["idempotency.release"] == [row.action for row in trail]
 
 
 def test_cleanup_archives_before_it_deletes(cli: Cli) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from scripts import cli_reference
+
 from tests.docs.pages import ROOT, pages
 
 COMMANDS = dict(cli_reference.commands())
 GROUPS = {name.rpartition(" ")[0] for name in COMMANDS}
 TOP = {"--help", "--version", "--verbose", "-v", "--install-completion", "--show-completion"}
+_SHOWN = re.compile(r"^```console\n(.*?)^```|(`semel [^`]+`)", re.MULTILINE | re.DOTALL)
 _CALL = re.compile(r"(?:^\s*(?:\$ |command: |- )?|`|ExecStart=\S*/)(semel [^`\n#|]+)", re.MULTILINE)
 
 
@@ -25,7 +26,9 @@ def calls() -> Iterator[tuple[Path, str]]:
             text = page.read_text()
         except UnicodeDecodeError:
             continue
-        for block in re.findall(r"^```console\n(.*?)^```|(`semel [^`]+`)", text, re.M | re.S):
+        for block in re.findall(
+            r"^```console\n(.*?)^```|(`semel [^`]+`)", text, re.MULTILINE | re.DOTALL
+        ):
             for call in _CALL.findall(block[0] or block[1]):
                 yield page, call.strip()
 

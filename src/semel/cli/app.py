@@ -11,6 +11,7 @@ from semel import __version__
 from semel.cli import (
     asyncapi,
     cleanup,
+    dashboard,
     database,
     demo,
     doctor,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 relay.add_to(app)
 status.add_to(app)
+dashboard.add_to(app)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(idempotency.app, name="idempotency")

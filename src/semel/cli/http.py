@@ -43,7 +43,7 @@ async def serving(hub: Hub, http: str | None) -> AsyncIterator[int | None]:
         def capture_signals(self) -> Iterator[None]:
             yield  # the hub ends on signals, and we after it
 
-    listener = _listen(http)
+    listener = listen(http)
     config = uvicorn.Config(
         _app(hub),
         lifespan="off",
@@ -61,7 +61,8 @@ async def serving(hub: Hub, http: str | None) -> AsyncIterator[int | None]:
         await task
 
 
-def _listen(http: str) -> socket.socket:
+def listen(http: str) -> socket.socket:
+    """Return a socket that listens at HOST:PORT."""
     host, colon, port = http.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65_535:
         raise ConfigurationError(f"--http takes HOST:PORT, such as 127.0.0.1:8080, not {http!r}")

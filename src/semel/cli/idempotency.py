@@ -131,7 +131,7 @@ def release(
         return await storage.idempotency.get(scoped) is not None
 
     async def work(storage: SqlAlchemyStorage) -> bool:
-        return await storage.idempotency.release(scoped)
+        return await storage.idempotency.release(scoped, actor=terminal.actor)
 
     allowed = terminal.may(f"forget this key of {principal} for {method} {route}")
     if not terminal.run(work if allowed else look):

@@ -54,7 +54,7 @@ class Terminal:
                 await storage.ping()
                 return await work(storage)
             finally:
-                await asyncio.shield(storage.close())
+                await asyncio.shield(_close(storage))
 
         return asyncio.run(inside())
 
@@ -100,6 +100,12 @@ class Terminal:
                 bar.update(task, total=total, completed=share or 0.0, done=f"{done:,} {unit}")
 
             yield advance
+
+
+async def _close(storage: SqlAlchemyStorage) -> None:
+    await storage.close()
+    # A hub may have brought its own engine, whose connections belong to this event loop.
+    await storage.engine.dispose()
 
 
 def stdout() -> Console:
