@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 Archive = Callable[[Sequence[Mapping[str, Any]]], Awaitable[None] | None]
 #: Is told how many rows are deleted so far.
 Deleted = Callable[[int], None]
-#: Is told how many rows are deleted so far.
-Deleted = Callable[[int], None]
 
 
 class OutboxStore(Protocol):
