@@ -96,6 +96,11 @@ def create_app(hub: Hub, *, scope: Any = "function", **options: Any) -> FastAPI:
     async def place_for(account: str, order: Order, uow: Any = uow_of) -> dict[str, Any]:
         return await pay(uow, order.model_copy(update={"account": account}))
 
+    @app.post("/free", status_code=201)
+    async def free(order: Order, uow: Any = uow_of) -> dict[str, Any]:
+        """Without a key: what the others are compared with."""
+        return await pay(uow, order)
+
     monthly = IdempotencyPolicy(keep=timedelta(days=30), required=False)
     own_claim = Depends(idempotency_key(principal=user, tenant=tenant, policy=monthly))
 
