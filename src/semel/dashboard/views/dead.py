@@ -48,9 +48,9 @@ def pattern(error: str | None) -> tuple[str, str | None]:
     """Return the text with what varies left out, and its longest part without."""
     if not error:
         return "", None
-    fixed = [part.strip() for part in _VARIES.split(error)]
-    longest = max(fixed, key=len)
-    return _VARIES.sub("…", error), longest[:_MAX_TEXT] or None
+    fixed = [part.strip()[:_MAX_TEXT] for part in _VARIES.split(error)]
+    shown = [part for part in fixed if part in redact(error)]
+    return _VARIES.sub("…", error), max(shown, key=len, default="") or None
 
 
 async def groups(call: Call) -> list[Group]:

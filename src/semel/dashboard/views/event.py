@@ -12,6 +12,7 @@ from semel.dashboard.calls import Call, missing
 from semel.dashboard.views import shapes
 from semel.dashboard.views.base import Body, Deed, Rights, View
 from semel.dashboard.views.graph import Graph, graph
+from semel.errors import redact
 from semel.sqlalchemy.tables import OutboxRecord
 
 MAX_IDS = 200
@@ -54,7 +55,11 @@ async def read(call: Call) -> Event:
         event=shapes.event(record, payload=rights[Action.VIEW_PAYLOAD]),
         cause=shapes.cause(record),
         why=[
-            {"kind": reason.kind.value, "sentence": reason.sentence, "data": dict(reason.data)}
+            {
+                "kind": reason.kind.value,
+                "sentence": redact(reason.sentence),
+                "data": shapes.clean(reason.data),
+            }
             for reason in (why.reasons if why is not None else ())
         ],
         timeline=_timeline(record, drawn),

@@ -10,6 +10,7 @@ from semel.dashboard.stream import visible_jobs
 from semel.dashboard.views import dead
 from semel.dashboard.views.base import Deed, View
 from semel.dashboard.views.pauses import visible as visible_pauses
+from semel.errors import redact
 
 _TOP = 5
 
@@ -57,7 +58,7 @@ async def _breakers(call: Call) -> list[dict[str, Any]]:
             "topic": breaker.topic,
             "since": breaker.since.isoformat(),
             "trips": breaker.trips,
-            "error": breaker.error,
+            "error": redact(breaker.error),
         }
         for worker in await call.storage.workers.workers()
         if worker.is_alive

@@ -26,7 +26,7 @@ async def read(call: Call) -> Projectors:
     scopes: dict[str, list[dict[str, Any]]] = {}
     for lease in await call.storage.workers.leases():
         scopes.setdefault(lease.scope, []).append(_lease(lease))
-    return Projectors(workers=[_worker(worker) for worker in workers], scopes=scopes)
+    return Projectors(workers=[shapes.clean(_worker(worker)) for worker in workers], scopes=scopes)
 
 
 def _worker(worker: Worker) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict
 
 from semel.errors import redact
 from semel.operations.rows import inbox_row, outbox_row
 from semel.sqlalchemy.tables import InboxRecord, OutboxRecord
-
 
 _SECRET = re.compile(r"(?i)authori[sz]ation|cookie|password|secret|token|api.?key|credential")
 
@@ -55,6 +55,17 @@ def message(record: InboxRecord, *, payload: bool = False) -> dict[str, Any]:
 def moment(value: datetime | None) -> str | None:
     """Return an instant as text."""
     return None if value is None else value.isoformat()
+
+
+def clean(value: Any) -> Any:
+    """Return a JSON value without secrets in its texts."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {name: clean(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value
 
 
 def _masked(metadata: dict[str, str]) -> dict[str, str]:
