@@ -182,8 +182,8 @@ def _owned(facts: Facts) -> Iterator[Reason]:
     elif alive:
         yield _reason(
             ReasonKind.NO_OWNER,
-            f"Nobody owns partition {facts.partition} at the moment; {len(alive)} projectors run "
-            f"and will claim it"
+            f"Nobody owns partition {facts.partition} at the moment; a projector that runs will "
+            "claim it"
             + (f" ({alive[0].id} waits for {alive[0].waiting_for})" if alive[0].waiting_for else "")
             + ".",
             partition=facts.partition,
