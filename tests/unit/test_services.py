@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import inspect, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.services import BACKENDS, Database, fresh_database, mark, service_url
+from tests.services import BACKENDS, Database, fresh_database, mark, service_url, tool
 
 
 async def table_names(url: str) -> list[str]:
@@ -86,6 +86,17 @@ def test_a_missing_server_skips_on_a_laptop_and_fails_in_ci(
     expected = pytest.fail.Exception if ci else pytest.skip.Exception
     with pytest.raises(expected, match="no server: kafka"):
         service_url("kafka")
+
+
+@pytest.mark.parametrize("ci", [True, False])
+def test_a_missing_program_skips_on_a_laptop_and_fails_in_ci(
+    ci: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CI", "true" if ci else "")
+    expected = pytest.fail.Exception if ci else pytest.skip.Exception
+    with pytest.raises(expected, match="no program: promtool"):
+        tool("promtool")
 
 
 def test_a_server_is_known_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

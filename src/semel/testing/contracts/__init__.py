@@ -19,6 +19,7 @@ pytest.register_assert_rewrite(
     "semel.testing.contracts.inbox_search",
     "semel.testing.contracts.leases",
     "semel.testing.contracts.log",
+    "semel.testing.contracts.observer",
     "semel.testing.contracts.outbox",
     "semel.testing.contracts.outbox_repair",
     "semel.testing.contracts.outbox_search",
