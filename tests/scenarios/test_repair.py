@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from semel.envelope import MessageEnvelope
 from semel.errors import PublishError
+from semel.hub import Hub
 from semel.inbox import ConsumerInbox
 from semel.operations import AuditFilter, OutboxFilter, ReasonKind, Verb
 from semel.sqlalchemy.layout import DEAD_BLOCKING, DEAD_RELEASED
@@ -21,6 +22,7 @@ from tests.scenarios.relaying import (
     all_sent,
     assert_no_duplicates,
     assert_ordered,
+    config,
     each_database,
     eventually,
     execute,
@@ -224,3 +226,17 @@ async def test_a_stored_stack_holds_neither_payloads_nor_secrets(storage: SqlAlc
     for part in ("ValueError: first", "PublishError: second", "in publish_many"):
         assert part in dead.dead_letter["stack"]
     assert "CANARY" not in repr((dead.error_message, dead.dead_letter))
+
+
+@sqlite_only
+async def test_draining_waits_for_what_was_requeued(storage: SqlAlchemyStorage):
+    """Until the projector has heard of it, it is parked like what nobody may send."""
+    bus = ScriptedBus()
+    bus.faults.reject(lambda _: True, kind="permanent", times=1)
+    hub = Hub("shop", storage=storage, bus=bus, config=config())
+    await add_many(storage, [("a", "k"), ("b", "k")])
+    async with hub.running():
+        await eventually(lambda: _is_dead(storage, "a"))
+        assert 1 == await storage.outbox.requeue(["a"])
+        await hub.drain()
+        assert ["a", "b"] == bus.published_ids()
