@@ -7,13 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import delete, update
 
 from semel import ConfigurationError, Hub, InMemoryMessageBus, SqlAlchemyStorage
 from semel.asgi.live import LiveEvents
+from semel.sqlalchemy.bus_tables import BusMessage, BusPartition
 from semel.transports.database import DatabaseMessageBus
+from tests.proxy import Proxy
 from tests.services import Database
 from tests.web.serving import everything, publish, serving
-from tests.web.streams import PATIENCE, Client
+from tests.web.streams import PATIENCE, Client, parse
 
 
 async def test_events_arrive_in_order_on_every_database(database: Database) -> None:
@@ -205,6 +208,50 @@ async def test_a_place_beyond_the_end(semel_storage: SqlAlchemyStorage) -> None:
             await again.ready()
             await publish(hub, "new")
             await again.until(lambda: again.payloads == ["new"])
+
+
+async def test_a_database_that_is_set_back_while_we_run(semel_storage: SqlAlchemyStorage) -> None:
+    """Restored under a running process: its clients are told, and get what comes then."""
+    async with serving(semel_storage) as (hub, live), Client(live) as client:
+        await client.ready()
+        await publish(hub, *range(5))
+        await client.until(lambda: len(client.payloads) == 5)
+        async with semel_storage.engine.begin() as connection:
+            await connection.execute(delete(BusMessage).where(BusMessage.position >= 2))
+            await connection.execute(
+                update(BusPartition).where(BusPartition.next_position > 2).values(next_position=2)
+            )
+        await client.until(lambda: client.losses == 1)
+        await publish(hub, "after")
+        await client.until(lambda: client.payloads[-1:] == ["after"])
+
+    assert [0, 1, 2, 3, 4, "after"] == client.payloads
+
+
+async def test_a_database_that_goes_away(postgres: Database) -> None:
+    """Streams stay open with their heartbeats, and go on with what was published meanwhile."""
+    async with (
+        Proxy.before(postgres.url) as proxy,
+        SqlAlchemyStorage(postgres.url) as admin,
+        SqlAlchemyStorage(proxy.url) as storage,
+    ):
+        await admin.initialize()
+        bus = DatabaseMessageBus(admin)
+        async with serving(storage, heartbeat_seconds=0.1) as (_, live), Client(live) as client:
+            await client.ready()
+            proxy.refuse = True
+            proxy.cut()
+            elsewhere = Hub("elsewhere", storage=admin, bus=bus)
+            await publish(elsewhere, *range(5))
+            beats = len(parse(client.text))
+            await client.until(lambda: len(parse(client.text)) > beats + 3)
+            assert not client.payloads
+            proxy.refuse = False
+            await client.until(lambda: len(client.payloads) == 5)
+        await bus.close()
+
+    assert [0, 1, 2, 3, 4] == client.payloads
+    assert 0 == client.losses
 
 
 async def test_what_retention_removed_is_told(semel_storage: SqlAlchemyStorage) -> None:
