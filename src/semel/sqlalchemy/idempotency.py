@@ -13,9 +13,11 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Delete,
+    Float,
     Table,
     Update,
     and_,
+    bindparam,
     delete,
     inspect,
     select,
@@ -25,9 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from semel.errors import ConfigurationError, IdempotencyConflictError, StorageError
-from semel.sqlalchemy.audit import Trail
 from semel.sqlalchemy.buffer import join
-from semel.sqlalchemy.dialects import database_of
+from semel.sqlalchemy.dialects import Database, database_of
 from semel.sqlalchemy.schema import check_schema
 from semel.sqlalchemy.tables import IdempotencyRecord
 from semel.states import Answer, Claim, IdempotencyKey, IdempotencyState, Verdict
@@ -49,6 +50,7 @@ class SqlAlchemyIdempotencyStore:
         self._engine = engine.execution_options(**self._database.own_transaction_options)
         self._reader = engine.execution_options(semel_read_only=True)
         self._single = engine.execution_options(**self._database.single_statement_options)
+        self._statements = _Statements(self._database)
 
     async def claim(
         self,
@@ -122,20 +124,15 @@ class SqlAlchemyIdempotencyStore:
                 .where(_is(key), _CALLS.c.token == found.token, free)
                 .values(**values, **self._database.stamps(stamps), **dict.fromkeys(_ANSWER))
             )
-            if await self._change(again, session):
+            if await self._change(again, {}, session):
                 return claimed
         raise StorageError("a key of the idempotency table keeps coming and going: see triggers")
 
     def _read(self, connection: Connection, key: IdempotencyKey, *, joined: bool) -> Any | None:
-        columns = _CALLS.c["state", "token", "fingerprint", "status_code", "headers", "body"]
-        statement = select(
-            *columns,
-            self._database.seconds_until(_CALLS.c.locked_until).label("leased"),
-            self._database.seconds_until(_CALLS.c.expires_at).label("left"),
-        ).where(_is(key))
+        statement = self._statements.read
         if joined and self._database.collisions_need_locking_reads:
             statement = statement.with_for_update(read=True)
-        return connection.execute(statement).one_or_none()
+        return connection.execute(statement, _bound(key)).one_or_none()
 
     def _free(self, found: Any) -> ColumnElement[bool] | None:
         """Return under which condition, now true, the key may be taken; None if it may not."""
@@ -148,9 +145,8 @@ class SqlAlchemyIdempotencyStore:
 
     async def renew(self, claim: Claim, *, lease: timedelta) -> bool:
         """Begin the lease anew; False if the key is no longer ours."""
-        locked_until = self._database.later(lease.total_seconds())
-        statement = update(_CALLS).where(*_ours(claim)).values(locked_until=locked_until)
-        return await self._change(statement) == 1
+        values = {"b_token": claim.token, "b_lease": lease.total_seconds()}
+        return await self._change(self._statements.renew, _bound(claim.key) | values) == 1
 
     async def complete(
         self,
@@ -161,26 +157,25 @@ class SqlAlchemyIdempotencyStore:
         session: AsyncSession | None = None,
     ) -> None:
         """Keep the answer; raise `IdempotencyConflictError` if the key was taken over."""
-        values: dict[str, Any] = {"state": IdempotencyState.COMMITTED.value}
+        values: dict[str, Any] = {
+            "b_token": claim.token,
+            "b_keep": keep.total_seconds(),
+            "state": IdempotencyState.COMMITTED.value,
+            "status_code": None,
+            "headers": None,
+            "body": None,
+        }
         if answer is not None:
-            values = {
+            values |= {
                 "state": IdempotencyState.COMPLETED.value,
                 "status_code": answer.status_code,
                 "headers": [list(pair) for pair in answer.headers],
                 "body": answer.body,
             }
-        statement = (
-            update(_CALLS)
-            .where(*_ours(claim))
-            .values(
-                **values,
-                completed_at=self._database.now(),
-                expires_at=self._database.later(keep.total_seconds()),
-            )
-        )
         if session is not None:
             await session.flush()
-        if not await self._change(statement, session):
+        values |= _bound(claim.key)
+        if not await self._change(self._statements.complete, values, session):
             raise IdempotencyConflictError(
                 "the lease of this key ran out and another call has taken it over, or the unit "
                 "of work is on another database than the keys: nothing of this call is kept"
@@ -190,17 +185,9 @@ class SqlAlchemyIdempotencyStore:
         self, key: IdempotencyKey, *, token: str | None = None, actor: str | None = None
     ) -> bool:
         """Forget the key; with *token* only while it is STARTED under it."""
-        mine = () if token is None else (_CALLS.c.token == token, _CALLS.c.state == _STARTED)
-        statement = delete(_CALLS).where(_is(key), *mine)
-        if actor is None:
-            return await self._change(statement) == 1
-        target = f"{key.method} {key.route} of {key.principal}"
-        trail = Trail(actor=actor, action="idempotency.release", target=target)
-        async with self._engine.begin() as connection:
-            found = (await connection.execute(statement)).rowcount == 1
-            if found:
-                await trail.note(connection, tenant_id=key.tenant_id, key_hash=key.key_hash)
-        return found
+        if token is None:
+            return await self._change(self._statements.forget, _bound(key)) == 1
+        return await self._change(self._statements.release, _bound(key) | {"b_token": token}) == 1
 
     async def get(self, key: IdempotencyKey) -> IdempotencyRecord | None:
         """Return the row, or None."""
@@ -254,9 +241,14 @@ class SqlAlchemyIdempotencyStore:
             if removed < batch_size:
                 return total
 
-    async def _change(self, statement: Update | Delete, session: AsyncSession | None = None) -> int:
+    async def _change(
+        self,
+        statement: Update | Delete,
+        values: Mapping[str, Any],
+        session: AsyncSession | None = None,
+    ) -> int:
         """Return how many rows *statement* changed."""
-        return await self._run(lambda connection: connection.execute(statement).rowcount, session)
+        return await self._run(lambda c: c.execute(statement, values).rowcount, session)
 
     async def _run(
         self, function: Callable[[Connection], T], session: AsyncSession | None = None
@@ -292,8 +284,39 @@ def _is(key: IdempotencyKey) -> ColumnElement[bool]:
     return and_(*(_CALLS.c[name] == value for name, value in _identity(key).items()))
 
 
-def _ours(claim: Claim) -> tuple[ColumnElement[bool], ...]:
-    return _is(claim.key), _CALLS.c.token == claim.token, _CALLS.c.state == _STARTED
+def _bound(key: IdempotencyKey) -> dict[str, str]:
+    return {f"b_{name}": value for name, value in _identity(key).items()}
+
+
+class _Statements:
+    """Made once: that takes longer than executing them."""
+
+    def __init__(self, database: Database) -> None:
+        names = ("tenant_id", "principal", "method", "route", "key_hash")
+        known = and_(*(_CALLS.c[name] == bindparam(f"b_{name}") for name in names))
+        ours = and_(known, _CALLS.c.token == bindparam("b_token"), _CALLS.c.state == _STARTED)
+        columns = _CALLS.c["state", "token", "fingerprint", "status_code", "headers", "body"]
+        self.read = select(
+            *columns,
+            database.seconds_until(_CALLS.c.locked_until).label("leased"),
+            database.seconds_until(_CALLS.c.expires_at).label("left"),
+        ).where(known)
+        self.renew = (
+            update(_CALLS)
+            .where(ours)
+            .values(locked_until=database.later(bindparam("b_lease", type_=Float)))
+        )
+        self.complete = (
+            update(_CALLS)
+            .where(ours)
+            .values(
+                **{name: bindparam(name) for name in ("state", "status_code", "headers", "body")},
+                completed_at=database.now(),
+                expires_at=database.later(bindparam("b_keep", type_=Float)),
+            )
+        )
+        self.release = delete(_CALLS).where(ours)
+        self.forget = delete(_CALLS).where(known)
 
 
 def _verdict(key: IdempotencyKey, found: Any, fingerprint: str) -> Claim:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -14,6 +15,7 @@ from sqlalchemy import (
     DateTime,
     Delete,
     Engine,
+    Insert,
     LargeBinary,
     Select,
     String,
@@ -143,6 +145,15 @@ class Database(Lanes, ABC):
             return {name: self.later(seconds) for name, seconds in stamped.items()}
         return dict.fromkeys(stamped, self.now())
 
+    def absent_insert(self, table: Table, stamped: Sequence[str] | Mapping[str, float]) -> Insert:
+        """Return the statement of `insert_absent`, made once: making it takes longer than it."""
+        pairs = tuple(stamped.items()) if isinstance(stamped, Mapping) else tuple(stamped)
+        return _absent_insert(self, table, pairs)
+
+    def make_absent_insert(self, table: Table, stamps: Mapping[str, Any]) -> Insert:
+        """Return an insert of rows that may be there already."""
+        return insert(table).values(stamps)
+
     def insert_rows(
         self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
     ) -> None:
@@ -172,3 +183,13 @@ class Database(Lanes, ABC):
     @abstractmethod
     def delete_some(self, table: Table, where: ColumnElement[bool], *, limit: int) -> Delete:
         """Return a statement that deletes at most *limit* of the rows that match."""
+
+
+@lru_cache(maxsize=256)
+def _absent_insert(
+    database: Database, table: Table, stamped: tuple[str, ...] | tuple[tuple[str, float], ...]
+) -> Insert:
+    stamps: dict[str, Any] = {}
+    for item in stamped:
+        stamps |= database.stamps([item] if isinstance(item, str) else dict([item]))
+    return database.make_absent_insert(table, stamps)

@@ -195,7 +195,7 @@ class MySql(Database):
         which SQLAlchemy sets, ON DUPLICATE KEY reports a row for a duplicate too.
         """
         names = [column.name for column in table.primary_key.columns]
-        statement = insert(table).values(self.stamps(stamped))
+        statement = self.absent_insert(table, stamped)
         inserted: set[tuple[Any, ...]] = set()
         if len(rows) > 1:
             stamps = self.stamps(stamped)

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Dialect,
     Executable,
     Float,
+    Insert,
     Table,
     Text,
     bindparam,
@@ -361,13 +362,14 @@ class PostgreSql(Database):
         stamped: Sequence[str] | Mapping[str, float] = (),
     ) -> set[tuple[Any, ...]]:
         """Insert with ON CONFLICT DO NOTHING: a failed insert would abort the transaction."""
-        statement = (
-            insert(table)
-            .values(self.stamps(stamped))
-            .on_conflict_do_nothing()
-            .returning(*table.primary_key.columns)
-        )
-        return {tuple(row) for row in connection.execute(statement, [*rows])}
+        statement = self.absent_insert(table, stamped)
+        found = connection.execute(statement, rows[0] if len(rows) == 1 else [*rows])
+        return {tuple(row) for row in found}
+
+    def make_absent_insert(self, table: Table, stamps: Mapping[str, Any]) -> Insert:
+        """Return an insert that passes over what is there, and tells what it inserted."""
+        statement = insert(table).values(stamps).on_conflict_do_nothing()
+        return statement.returning(*table.primary_key.columns)
 
     def delete_some(self, table: Table, where: ColumnElement[bool], *, limit: int) -> Delete:
         """Delete by row address: PostgreSQL has no DELETE ... LIMIT."""
