@@ -173,7 +173,7 @@ class Processor:
                 await gate.complete([job.receipt], duration_ms=self._milliseconds(started))
             if done.outcome is not Outcome.DUPLICATE:
                 await uow.commit()
-        self._report(job, done, self._clock.monotonic() - started)
+        self._report([job], [done], self._clock.monotonic() - started)
         return done
 
     async def _join(self, job: Job, session: Any) -> InboxResult:
@@ -193,7 +193,7 @@ class Processor:
                     await uow.commit()
                     await gate.complete([job.receipt], duration_ms=self._milliseconds(started))
             elapsed = self._clock.monotonic() - started
-            gate.after_commit(lambda: self._report(job, done, elapsed))
+            gate.after_commit(lambda: self._report([job], [done], elapsed))
         return done
 
     async def _all(self, jobs: Sequence[Job]) -> list[InboxResult]:
@@ -221,9 +221,7 @@ class Processor:
             ]
             await gate.complete(new, duration_ms=self._milliseconds(started))
             await root.commit()
-        elapsed = (self._clock.monotonic() - started) / len(jobs)
-        for job, done in zip(jobs, results, strict=True):
-            self._report(job, done, elapsed)
+        self._report(jobs, results, (self._clock.monotonic() - started) / len(jobs))
         return results
 
     async def _each(self, jobs: Sequence[Job]) -> list[InboxResult]:
@@ -267,34 +265,28 @@ class Processor:
         job.phase = Phase.COMPLETION
         return InboxResult(outcome=Outcome.PROCESSED, result=result)
 
-    def _report(self, job: Job, done: InboxResult, seconds: float) -> None:
-        name, kind = self.consumer_name, job.receipt.event_type
-        self.outcomes[done.outcome] += 1
-        match done.outcome:
-            case Outcome.PROCESSED:
-                self._observer.count(
-                    "consumer_inbox_processed_total", consumer_name=name, event_type=kind
-                )
+    def _report(self, jobs: Sequence[Job], results: Sequence[InboxResult], seconds: float) -> None:
+        """Tell the observer what became of *jobs*, each of which took *seconds*."""
+        pairs = list(zip(jobs, results, strict=True))
+        found = Counter((done.outcome, job.receipt.event_type) for job, done in pairs)
+        for (outcome, kind), number in found.items():
+            labels = {"consumer_name": self.consumer_name, "event_type": kind}
+            if outcome is Outcome.PROCESSED:
+                self._observer.count("consumer_inbox_processed_total", number, **labels)
                 self._observer.record(
-                    "consumer_inbox_processing_duration_seconds",
-                    seconds,
-                    consumer_name=name,
-                    event_type=kind,
+                    "consumer_inbox_processing_duration_seconds", *[seconds] * number, **labels
                 )
-            case Outcome.DUPLICATE:
-                self._observer.count(
-                    "consumer_inbox_duplicates_total", consumer_name=name, event_type=kind
-                )
-            case Outcome.CONFLICT:
+            elif outcome is Outcome.DUPLICATE:
+                self._observer.count("consumer_inbox_duplicates_total", number, **labels)
+        for job, done in pairs:
+            if done.outcome is Outcome.CONFLICT:
                 self.count_parked(Reason.CONFLICT)
                 _logger.error(
                     "message %s of %s came again with another payload: parked",
                     job.receipt.message_id,
                     job.receipt.source,
-                    extra=fields(job.message, consumer=name, outcome="conflict"),
+                    extra=fields(job.message, consumer=self.consumer_name, outcome="conflict"),
                 )
-            case _:
-                pass
 
     def count_parked(self, reason: Reason) -> None:
         """Count a message that was given up or put aside."""

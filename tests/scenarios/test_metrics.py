@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import event, update
 
-from semel import Hub, MessageEnvelope
+from semel import ConsumerInbox, Hub, MessageEnvelope
 from semel.observer import NullObserver
 from semel.prometheus import PrometheusObserver
 from semel.protocols import UnitOfWork
@@ -181,6 +181,25 @@ async def test_observation_costs_per_batch(storage: SqlAlchemyStorage) -> None:
         assert size == calls.values["outbox_published_total"]
         assert size == calls.values["outbox_publish_latency_seconds"]
     assert numbers[0] == numbers[1]
+
+
+@sqlite_only
+async def test_observation_of_a_batch_of_messages_costs_as_one(storage: SqlAlchemyStorage) -> None:
+    """Messages that share a transaction are told of together, by type and outcome."""
+    numbers = []
+    seen: list[object] = []
+    for size in (2, 50):
+        calls = Calls()
+        inbox = ConsumerInbox(storage, "billing", observer=calls)
+        messages = [
+            MessageEnvelope(topic="orders", payload={}, event_id=f"{size}-{n}") for n in range(size)
+        ]
+        for _ in range(2):
+            await inbox.process_batch(messages, seen.append)
+        numbers.append(calls.number)
+        for name in ("processed_total", "duplicates_total", "processing_duration_seconds"):
+            assert size == calls.values[f"consumer_inbox_{name}"]
+    assert numbers[0] == numbers[1] == 3
 
 
 @each_database
