@@ -92,3 +92,29 @@ def test_run_a_hub(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     _, err = process.communicate(timeout=60)
     assert 0 == process.returncode, err
     assert 2 == cli("run", name, "--only", "nothing").exit_code
+
+
+def test_a_broker_in_trouble_is_on_the_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, and without the password of its address; `why` tells it, too."""
+    monkeypatch.setenv("SEMEL_BUS_URL", "redis://:CANARY-7f3@127.0.0.1:1/0")
+    (event_id,) = cli.do(lambda storage: add(storage, "orders"))
+    process = cli.start("-v", "relay")
+    try:
+        breakers: list[Any] = []
+        for _ in range(600):
+            breakers = cli.json("status")["breakers"]
+            if breakers:
+                break
+        assert breakers
+        shown = cli("status")
+        assert "in trouble the broker since" in shown.stdout
+        why = cli("outbox", "why", event_id)
+        assert "breaker" in {
+            item["kind"] for item in cli.json("outbox", "why", event_id)["reasons"]
+        }
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=100)
+    assert 0 == process.returncode, err
+    assert "the broker is in trouble" in err
+    assert "CANARY-7f3" not in out + err + shown.output + why.output + str(breakers)

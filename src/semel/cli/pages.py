@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
-_PATIENCE_SECONDS = 0.7
+_PATIENCE_SECONDS = 0.4
 
 
 async def gather(
