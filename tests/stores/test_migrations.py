@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, make_url, select, text, update
+from sqlalchemy import Engine, create_engine, event, inspect, make_url, select, text, update
 
 from semel.errors import ConfigurationError, SchemaError
 from semel.hub import Hub
@@ -20,7 +22,7 @@ from semel.sqlalchemy.tables import OutboxControl, metadata
 from semel.transports.memory import InMemoryMessageBus
 from tests.services import Database, fresh_database
 from tests.stores.schemas import describe
-from tests.stores.shop import SYNC_DRIVERS
+from tests.stores.shop import SYNC_DRIVERS, Boom
 
 OURS = frozenset(metadata.tables)
 
@@ -235,23 +237,60 @@ async def test_tables_in_another_schema_of_the_search_path(postgres: Database) -
             assert ["public"] == list(found)
 
 
-async def test_an_upgrade_that_was_interrupted_goes_on(database: Database) -> None:
-    """MySQL keeps the tables that were made so far; the next attempt makes the rest."""
+@pytest.mark.parametrize(
+    ("database", "statement"),
+    [
+        ("mariadb", "CREATE TABLE outbox "),
+        ("mariadb", "CREATE TABLE inbox "),
+        ("mariadb", "CREATE INDEX ix_outbox_lane"),
+        ("mariadb", "INSERT INTO outbox_slot"),
+        ("mariadb", "INSERT INTO outbox_control"),
+        ("mariadb", "UPDATE outbox_control"),
+        ("mariadb", "INSERT INTO semel_version"),
+        ("postgres", "INSERT INTO outbox_control"),
+        ("sqlite", "INSERT INTO outbox_control"),
+    ],
+    indirect=["database"],
+)
+async def test_an_upgrade_that_was_interrupted_goes_on(
+    database: Database, tmp_path: Path, statement: str
+) -> None:
+    """MySQL keeps what was made so far; the next attempt makes the rest."""
     async with SqlAlchemyStorage(database.url) as storage:
-        await storage.initialize()
-        whole = await described(storage)
-        async with storage.engine.begin() as connection:
-            on = " ON outbox" if connection.dialect.name == "mysql" else ""
-            await connection.execute(text(f"DROP INDEX ix_outbox_lane{on}"))
-            for table in ("inbox", "audit", "bus_group"):
-                await connection.execute(text(f"DROP TABLE {table}"))
-            await connection.execute(text("DELETE FROM outbox_slot WHERE slot > 500"))
-            await connection.execute(text("DELETE FROM outbox_control WHERE name <> 'pauses'"))
+        with failing_at(storage.engine.sync_engine, statement), pytest.raises(Boom):
+            await storage.upgrade()
+        if VERSION_TABLE in statement:
+            assert 1 == (await stored_row(storage))["version"], "that step was finished"
+        else:
+            with pytest.raises(SchemaError, match="semel db"):
+                await storage.ping()
         await storage.upgrade()
         await storage.check()
-        assert whole == await described(storage)
+        finished = await described(storage)
         async with storage.engine.connect() as connection:
             assert SLOTS == await connection.scalar(text("SELECT count(*) FROM outbox_slot"))
+        rows = await control(storage)
+    (tmp_path / "created").mkdir()
+    with fresh_database(database.name, tmp_path / "created") as other:
+        async with SqlAlchemyStorage(other.url) as created:
+            await created.initialize()
+            assert await described(created) == finished
+            assert await control(created) == rows
+
+
+@contextmanager
+def failing_at(engine: Engine, statement: str) -> Iterator[None]:
+    """Break down at the first statement that begins like that."""
+
+    def look(_connection: Any, _cursor: Any, sql: str, *_: Any) -> None:
+        if sql.lstrip().startswith(statement.lstrip()):
+            raise Boom
+
+    event.listen(engine, "before_cursor_execute", look)
+    try:
+        yield
+    finally:
+        event.remove(engine, "before_cursor_execute", look)
 
 
 async def test_a_foreign_outbox_table_is_left_alone(database: Database) -> None:
