@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ class Watch(logging.Handler):
         # Below INFO only our own: drivers log parameters at DEBUG, which nobody switches on.
         if record.levelno >= logging.INFO or record.name.startswith("semel"):
             self.lines += [form.format(record) for form in self._forms]
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines if line.startswith("{")]
 
     def value(self, name: str, **labels: str) -> float:
         return self.prometheus.registry.get_sample_value(name, labels) or 0
@@ -201,6 +205,9 @@ async def test_rejected_events(storage: SqlAlchemyStorage, watch: Watch) -> None
     async with running(relay):
         await eventually(lambda: watch.value("outbox_died_total", topic="orders") == len(texts))
     assert len(texts) == watch.value("outbox_retries_total", topic="orders")
+    dead = [line for line in watch.records() if line.get("outcome") == "dead"]
+    assert set(texts) == {line["event_id"] for line in dead}
+    assert {("orders", "default", 2)} == {(d["topic"], d["tenant"], d["attempts"]) for d in dead}
     assert "refused it" in (await stored(storage)).errors
     await check(watch, storage)
 
@@ -244,6 +251,9 @@ async def test_failing_consumers(storage: SqlAlchemyStorage, watch: Watch) -> No
         await eventually(lambda: parked(watch) == 4)
     found = await stored(storage)
     assert "does not answer" in found.errors
+    told = [line for line in watch.records() if "outcome" in line]
+    assert {"retry": 2, "dead": 3} == Counter(line["outcome"] for line in told)
+    assert {("billing", "orders")} == {(line["consumer"], line["topic"]) for line in told}
     assert HEADER in found.letters
     await check(watch, storage)
 
