@@ -9,6 +9,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from benchmarks.idempotency import requests_with_keys
 from benchmarks.relay import Result, relay_to_a_sink, write_with_events
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
@@ -25,7 +26,11 @@ def _database() -> str:
 
 async def _run() -> list[Result]:
     url = _database()
-    return [await relay_to_a_sink(url), await write_with_events(url)]
+    return [
+        await relay_to_a_sink(url),
+        await write_with_events(url),
+        await requests_with_keys(url),
+    ]
 
 
 def main() -> None:

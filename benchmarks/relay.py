@@ -25,8 +25,8 @@ TRANSACTIONS = 400
 CONNECTIONS = 8
 RUNS = 3
 
-_business = Table(
-    "bench_business",
+business = Table(
+    "benchbusiness",
     MetaData(),
     Column("id", Integer, primary_key=True),
     Column("text", String(500)),
@@ -100,7 +100,7 @@ async def database(url: str) -> AsyncIterator[SqlAlchemyStorage]:
         async with SqlAlchemyStorage(fresh, pool_size=CONNECTIONS + 4) as storage:
             await storage.initialize()
             async with storage.engine.begin() as connection:
-                await connection.run_sync(_business.create)
+                await connection.run_sync(business.create)
             yield storage
     finally:
         async with admin.connect() as connection:
@@ -180,7 +180,7 @@ async def _transactions(storage: SqlAlchemyStorage, events: int) -> float:
     async def worker(number: int) -> None:
         for n in range(TRANSACTIONS // CONNECTIONS):
             async with storage.unit_of_work() as uow:
-                await uow.session.execute(insert(_business), {"text": "x" * 200})
+                await uow.session.execute(insert(business), {"text": "x" * 200})
                 for _ in range(events):
                     await uow.outbox.add("orders", {"text": "x" * 480}, key=f"{number}-{n}")
                 await uow.commit()
