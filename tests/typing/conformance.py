@@ -23,7 +23,15 @@ from semel.clock import SystemClock
 from semel.observer import CombinedObserver, LoggingObserver, NullObserver
 from semel.opentelemetry import OpenTelemetryObserver
 from semel.prometheus import PrometheusObserver
-from semel.protocols import Clock, Inbox, InboxGate, InboxStore, OutboxStore
+from semel.protocols import (
+    AuditStore,
+    Clock,
+    Inbox,
+    InboxGate,
+    InboxStore,
+    OutboxStore,
+    WorkerStore,
+)
 from semel.relay import RelayStore
 from semel.sqlalchemy.gate import SqlAlchemyInboxGate
 from semel.sqlalchemy.inbox import SqlAlchemyInbox
@@ -45,9 +53,11 @@ def protocols(
     as_inbox: Inbox = inbox
     as_gate: InboxGate = gate
     as_uow: UnitOfWork = uow
-    stores: tuple[OutboxStore, InboxStore, RelayStore] = (
+    stores: tuple[OutboxStore, InboxStore, WorkerStore, AuditStore, RelayStore] = (
         storage.outbox,
         storage.inbox,
+        storage.workers,
+        storage.audit,
         storage.relay,
     )
     buses: list[MessageBus] = [InMemoryMessageBus(), database]
