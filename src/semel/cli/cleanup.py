@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -212,16 +212,18 @@ class Cleaning:
     ) -> Callable[[Sequence[Mapping[str, Any]]], None] | None:
         if self._archive is None:
             return None
-        self._archive.mkdir(parents=True, exist_ok=True)
         path = self._archive / f"{table}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.jsonl"
-        file = files.enter_context(new_file(path))
+        opened: list[IO[str]] = []
 
         def write(rows: Sequence[Mapping[str, Any]]) -> None:
+            if not opened:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                opened.append(files.enter_context(new_file(path)))
+                self._terminal.say(f"archive: {path}")
             for row in rows:
-                file.write(json.dumps(plain(row)) + "\n")
+                opened[0].write(json.dumps(plain(row)) + "\n")
             # On disk before the rows are gone.
-            file.flush()
-            os.fsync(file.fileno())
+            opened[0].flush()
+            os.fsync(opened[0].fileno())
 
-        self._terminal.say(f"archive: {path}")
         return write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -146,9 +147,9 @@ def export(
 def new_file(path: Path) -> IO[str]:
     """Open a file that must not exist yet, for its owner's eyes only."""
     try:
-        path.touch(mode=0o600, exist_ok=False)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         fail(f"{path} exists already: nothing was written", Exit.USAGE)
     except OSError as error:
         fail(f"{path} cannot be written ({type(error).__name__})", Exit.USAGE)
-    return path.open("w", encoding="utf-8")
+    return os.fdopen(number, "w", encoding="utf-8")
