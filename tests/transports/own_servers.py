@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class OwnServer:
-    """A process on a free port of 127.0.0.1; `kill` and `start` keep its port and its data."""
+    """A process on a free port of 127.0.0.1; `kill` and `start` keep its port and its data.
+
+    `{port}` in *options* is that port.
+    """
 
     def __init__(self, program: str, folder: Path, *options: str) -> None:
         found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
@@ -33,7 +36,8 @@ class OwnServer:
             self.port: int = probe.getsockname()[1]
         place = {"nats-server": ("-js", "-a", "127.0.0.1", "-sd", str(folder), "-p")}
         redis = ("--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes", "--port")
-        self._command: Sequence[str] = (found, *place.get(program, redis), str(self.port), *options)
+        more = (option.replace("{port}", str(self.port)) for option in options)
+        self._command: Sequence[str] = (found, *place.get(program, redis), str(self.port), *more)
         self._log = folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
 

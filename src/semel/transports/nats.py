@@ -46,6 +46,7 @@ _STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _UNFIT = re.compile(r"[\s*>\x7f-\x9f]|^[.$]|\.\.|\.$")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/-]+\Z")
 _DAY = 24 * 3600.0
+_CLOSE_SECONDS = 2.0
 
 
 class NatsMessageBus(BaseMessageBus):
@@ -158,8 +159,7 @@ class NatsMessageBus(BaseMessageBus):
     async def _close(self) -> None:
         interest, self._interest = self._interest, None
         if self._given is None:
-            with suppress(nats.errors.Error, OSError, TimeoutError):
-                await self._client.close()
+            await _end(self._client)
         elif interest is not None:
             with suppress(nats.errors.Error, OSError):
                 await interest.unsubscribe()
@@ -181,12 +181,12 @@ class NatsMessageBus(BaseMessageBus):
             async with asyncio.timeout(self._timeout):
                 await client.connect(self._servers, error_cb=note, **options)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            await client.close()
+            await _end(client)
             reason = seen[0] if seen and isinstance(error, nats.errors.NoServersError) else error
             text = f"cannot connect to NATS: {describe(reason)}"
             raise PublishError(text, kind="destination") from error
         except BaseException:
-            await client.close()
+            await _end(client)
             raise
         client.options.update(
             allow_reconnect=True, max_reconnect_attempts=-1, reconnect_time_wait=0.25
@@ -297,6 +297,13 @@ class NatsMessageBus(BaseMessageBus):
             await subscription.close()
             raise
         return subscription
+
+
+async def _end(client: Client) -> None:
+    # After a TLS handshake that failed the client waits for ever for its connection to close.
+    with suppress(nats.errors.Error, OSError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await client.close()
 
 
 def _split(server: str | Sequence[str]) -> list[str]:
