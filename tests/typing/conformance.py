@@ -26,6 +26,7 @@ from semel.prometheus import PrometheusObserver
 from semel.protocols import (
     AuditStore,
     Clock,
+    IdempotencyStore,
     Inbox,
     InboxGate,
     InboxStore,
@@ -60,6 +61,7 @@ def protocols(
         storage.audit,
         storage.relay,
     )
+    keys: IdempotencyStore = storage.idempotency
     buses: list[MessageBus] = [InMemoryMessageBus(), database]
     clocks: list[Clock] = [SystemClock(), FakeClock()]
     observers: list[Observer] = [
@@ -76,6 +78,7 @@ def protocols(
         as_inbox,
         as_gate,
         as_uow,
+        keys,
         stores,
         buses,
         clocks,

@@ -196,8 +196,8 @@ class IdempotentCall:
             if answer is not None:
                 await self._rollback()  # what was not committed by now never is
             await self._storage.idempotency.complete(self._held, answer, keep=self.policy.keep)
-        except IdempotencyConflictError:
-            return await self._lost(sealed=sealed)
+        except IdempotencyConflictError as error:
+            return await self._lost(error, sealed=sealed)
         except Exception as error:  # noqa: BLE001  told apart there
             return await self._failed(error, sealed=sealed)
         return None
@@ -210,11 +210,12 @@ class IdempotentCall:
         )
         await self._seal.commit()
 
-    async def _lost(self, *, sealed: bool) -> Answer | None:
+    async def _lost(self, error: IdempotencyConflictError, *, sealed: bool) -> Answer | None:
         """Somebody has taken the key over, after the lease ran out."""
         if sealed:
             await self._rollback()
             self._count("lease-lost")
+            _logger.warning("a request was undone: %s", describe(error))
             return problems.IN_FLIGHT.answer(retry_after=self.policy.retry_after_seconds)
         _logger.error("a request outlived the lease of its key: it may have been executed twice")
         return None

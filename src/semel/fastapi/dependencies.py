@@ -15,7 +15,7 @@ from semel.sqlalchemy.uow import SQLAlchemyUnitOfWork
 UnitOfWorkDependency = Callable[..., AsyncIterator[SQLAlchemyUnitOfWork]]
 
 
-def default_tenant() -> str:
+async def default_tenant() -> str:
     """Return the tenant of a service that has one."""
     return DEFAULT_TENANT
 

@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from semel.errors import ConfigurationError, IdempotencyConflictError, StorageError
+from semel.sqlalchemy.audit import Trail
 from semel.sqlalchemy.buffer import join
 from semel.sqlalchemy.dialects import Database, database_of
 from semel.sqlalchemy.schema import check_schema
@@ -185,9 +186,17 @@ class SqlAlchemyIdempotencyStore:
         self, key: IdempotencyKey, *, token: str | None = None, actor: str | None = None
     ) -> bool:
         """Forget the key; with *token* only while it is STARTED under it."""
-        if token is None:
-            return await self._change(self._statements.forget, _bound(key)) == 1
-        return await self._change(self._statements.release, _bound(key) | {"b_token": token}) == 1
+        values = _bound(key) | {"b_token": token or ""}
+        statement = self._statements.forget if token is None else self._statements.release
+        if actor is None:
+            return await self._change(statement, values) == 1
+        target = f"{key.method} {key.route} of {key.principal}"
+        trail = Trail(actor=actor, action="idempotency.release", target=target)
+        async with self._engine.begin() as connection:
+            found = (await connection.execute(statement, values)).rowcount == 1
+            if found:
+                await trail.note(connection, tenant_id=key.tenant_id, key_hash=key.key_hash)
+        return found
 
     async def get(self, key: IdempotencyKey) -> IdempotencyRecord | None:
         """Return the row, or None."""

@@ -141,6 +141,18 @@ class IdempotencyStoreContract:
         assert await storage.idempotency.release(done.key)
         assert not await storage.idempotency.release(done.key)
 
+    async def test_what_an_actor_forgets_is_in_the_audit(self, storage: Storage) -> None:
+        """Once, and only if there was something to forget."""
+        await completed(storage)
+        for expected in (True, False):
+            assert expected is await storage.idempotency.release(key(), actor="op")
+        [row] = await storage.audit.search()
+        assert ("op", "idempotency.release", "POST /orders of ann") == (
+            row.actor,
+            row.action,
+            row.target,
+        )
+
     async def test_an_answer_is_part_of_the_sessions_transaction(self, storage: Storage) -> None:
         """It is there if and only if that commits."""
         held = await claim(storage)
