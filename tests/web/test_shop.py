@@ -113,13 +113,27 @@ def test_on_postgresql_and_kafka(tmp_path: Path, postgres: Database, service) ->
     }
     with Shop(tmp_path, **settings) as shop:
         with httpx2.stream("GET", f"{shop.url}/live", timeout=PATIENCE) as answer:
-            parts = answer.iter_text()
-            text = next(parts)
-            while "id: " not in text:
-                text += next(parts)
-            order = shop.order()
-            while f'"id":"{order["id"]}"' not in text or "OrderChanged" not in text:
-                text += next(parts)
+            order = None
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    place = line.removeprefix("id: ")
+                    order = order or shop.order()
+                elif "OrderChanged" in line:
+                    break
+        assert order is not None
+        assert order["id"] in line
+        shop.stop()
+        shop.start()
+        missed = shop.settled(shop.order()["id"])
+        resumed = httpx2.URL(f"{shop.url}/live", params={"last_event_id": place})
+        with httpx2.stream("GET", resumed, timeout=PATIENCE) as answer:
+            lines = []
+            for line in answer.iter_lines():
+                lines.append(line)
+                if "OrderChanged" in line and missed["id"] in line:
+                    break
+        assert "event: lost" not in lines
+        assert any("OrderPlaced" in line and missed["id"] in line for line in lines)
         check_books(shop, count=4)
 
 
