@@ -85,7 +85,7 @@ def make_site(hub: Hub, **options: Any) -> Site:
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
+async def serving(app: Dashboard) -> AsyncIterator[str]:
     """Serve over TCP, as a browser needs it; yields the address."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -98,5 +98,6 @@ async def serving(app: Any) -> AsyncIterator[str]:
             await asyncio.sleep(0.01)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
+        app.live.stop()
         server.should_exit = True
         await task

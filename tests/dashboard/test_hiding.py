@@ -10,7 +10,7 @@ import pytest
 from semel.dashboard.views import VIEWS
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from tests.dashboard.rows import dead, handled
-from tests.dashboard.site import PEOPLE, Site, make_site, serving
+from tests.dashboard.site import PEOPLE, Site, basic, make_site, serving
 from tests.dashboard.workload import keep_key, make_hub
 
 CANARY = "CANARY-7f3"
@@ -48,15 +48,15 @@ async def everything(site: Site, name: str) -> str:
             texts += [
                 (await us.get(path, params=query)).text for path in (view.path, view.api_path)
             ]
-    async with serving(site.dashboard) as base, site.client(name) as us:
-        async with (
-            httpx2.AsyncClient(headers=dict(us.headers), timeout=30) as real,
-            real.stream("GET", f"{base}/live") as answer,
-        ):
-            async for line in answer.aiter_lines():
-                texts.append(line)
-                if answer.status_code != 200 or line.startswith("event: jobs"):
-                    break
+    async with (
+        serving(site.dashboard) as base,
+        httpx2.AsyncClient(headers={"authorization": basic(name)}, timeout=30) as real,
+        real.stream("GET", f"{base}/live") as answer,
+    ):
+        async for line in answer.aiter_lines():
+            texts.append(line)
+            if answer.status_code != 200 or line.startswith("event: jobs"):
+                break
     return "\n".join(texts)
 
 

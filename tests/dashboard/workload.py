@@ -70,7 +70,7 @@ def make_hub(storage: SqlAlchemyStorage, bus: InMemoryMessageBus | None = None) 
         sleep_idle=0.2,
         retry_base_seconds=20.0,
         retry_max_seconds=600.0,
-        max_retry_attempts=4,
+        max_retry_attempts=1000,
     )
     hub = Hub("shop", storage=storage, bus=bus or ShopBus(), config=settings)
     quick = RetryPolicy(max_attempts=2, base_seconds=0.01, max_seconds=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Self
 
 from starlette.applications import Starlette
@@ -16,6 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from semel.asgi.shutdown import on_exit_signal
 from semel.dashboard import stream, views
 from semel.dashboard.access import Anonymous, DashboardAuth, ReadOnly
 from semel.dashboard.calls import Call
@@ -53,6 +54,7 @@ class Dashboard:
         self.live = Live(hub, seconds=sample_seconds, clock=clock)
         self.jobs = Jobs(hub.storage.outbox, changed=self.live.touch)
         self.streams = 0
+        self._stack = ExitStack()
         static = StaticFiles(directory=HERE / "static")
         routes: list[Route | Mount] = [Mount("/static", static)]
         for view in views.VIEWS:
@@ -73,11 +75,15 @@ class Dashboard:
 
     async def __aenter__(self) -> Self:
         """Take figures while inside."""
+        self.live.ended = False
         self.live.start()
+        self._stack.enter_context(on_exit_signal(self.live.stop))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Leave no bulk action behind."""
+        """Leave no viewer and no bulk action behind."""
+        self._stack.close()
+        self.live.stop()
         await self.jobs.close()
         await self.live.close()
 

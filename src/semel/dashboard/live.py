@@ -92,7 +92,12 @@ class Live:
         self._task: asyncio.Task[None] | None = None
         self._tick = asyncio.Event()
         self._wanted = asyncio.Event()
-        self.serial = 0
+        self.ended = False
+
+    def stop(self) -> None:
+        """Let viewers go: a server that stops waits for them."""
+        self.ended = True
+        self.touch()
 
     def start(self) -> None:
         """Begin, unless it runs already."""
@@ -140,7 +145,6 @@ class Live:
 
     def touch(self) -> None:
         """Wake all viewers: something else than the figures has changed."""
-        self.serial += 1
         tick, self._tick = self._tick, asyncio.Event()
         tick.set()
 

@@ -39,7 +39,7 @@ async def _events(call: Call) -> AsyncIterator[str]:
     try:
         with dashboard.live.watching(call.tenant) as series:
             yield "retry: 3000\n\n"
-            while loop.time() < ends:
+            while loop.time() < ends and not dashboard.live.ended:
                 point = series.recent[-1] if series.recent else None
                 news: dict[str, Any] = {
                     "point": point,

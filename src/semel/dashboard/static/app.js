@@ -42,6 +42,15 @@ setInterval(() => {
   for (const time of all("time[datetime]")) time.textContent = ago((Date.now() - Date.parse(time.dateTime)) / 1000);
 }, 5000);
 
+// On narrow screens rows have no header: numbers bring their names along.
+function labels() {
+  for (const table of all("table.rows")) {
+    const names = all("th", table).map((head) => head.textContent);
+    for (const row of all("tbody tr", table)) [...row.cells].forEach((cell, i) => { cell.dataset.label = names[i] ?? ""; });
+  }
+}
+labels();
+
 // ------------------------------------------------------------------ confirm, then do
 function confirm({ title, text, yes, danger, count }) {
   const dialog = $("#confirm");
