@@ -30,6 +30,7 @@ from semel.protocols import (
     Inbox,
     InboxGate,
     InboxStore,
+    MessageLog,
     OutboxStore,
     WorkerStore,
 )
@@ -63,6 +64,7 @@ def protocols(
     )
     keys: IdempotencyStore = storage.idempotency
     buses: list[MessageBus] = [InMemoryMessageBus(), database]
+    log: MessageLog = database
     clocks: list[Clock] = [SystemClock(), FakeClock()]
     observers: list[Observer] = [
         NullObserver(),
@@ -81,6 +83,7 @@ def protocols(
         keys,
         stores,
         buses,
+        log,
         clocks,
         observers,
         serializer,
