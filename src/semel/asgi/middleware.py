@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from semel.asgi.call import CALL, AnsweredError, IdempotentCall
@@ -19,6 +20,7 @@ from semel.sqlalchemy.storage import SqlAlchemyStorage
 Resolver = Callable[[Scope], str | Awaitable[str | None] | None]
 
 _NAME = HEADER.lower().encode()
+_logger = logging.getLogger("semel.idempotency")
 
 
 class IdempotencyMiddleware:
@@ -61,6 +63,7 @@ class IdempotencyMiddleware:
         self._tenant = tenant
         self._limit = max_request_bytes
         self._observer = observer
+        self._warned = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -78,7 +81,22 @@ class IdempotencyMiddleware:
             return
         # Without a key nothing can be claimed, and nothing need be remembered.
         keyed = bool(values(scope, _NAME))
-        await Responder(self.app, call, send)(scope, body.receive if keyed else receive)
+        responder = Responder(self.app, call, send)
+        await responder(scope, body.receive if keyed else receive)
+        if keyed and responder.unclaimed:
+            self._warn(scope)
+
+    def _warn(self, scope: Scope) -> None:
+        """Say once that somebody believes in a protection that is not there."""
+        if scope["method"] in self._methods and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "a request with an Idempotency-Key reached a route that does not claim it "
+                "(%s %.100r): repetitions are executed each time. Give the route "
+                "idempotency_key(...), or name it in IdempotencyMiddleware(routes=...)",
+                scope["method"],
+                route(scope),
+            )
 
     async def _claim(self, scope: Scope, call: IdempotentCall) -> None:
         if self._principal is None or scope["method"] not in self._methods:

@@ -22,6 +22,8 @@ class Responder:
         self._size = 0
         self._passing = False
         self._failure: Exception | None = None
+        #: Whether the application has done something without a claim.
+        self.unclaimed = False
 
     async def __call__(self, scope: Scope, receive: Receive) -> None:
         """Answer the request."""
@@ -49,6 +51,8 @@ class Responder:
         if call.verdict is not None or self._failure is not None:
             return
         if self._passing or call.held is None:
+            if not self._passing and message.get("status", 400) < 400:
+                self.unclaimed = True
             self._passing = call.answered = True
             await self._send(message)
             return

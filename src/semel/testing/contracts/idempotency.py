@@ -85,7 +85,7 @@ class IdempotencyStoreContract:
     async def test_scopes_are_apart(self, storage: Storage, other: dict[str, str]) -> None:
         """Byte for byte."""
         assert Verdict.CLAIMED == (await claim(storage)).verdict
-        assert Verdict.CLAIMED == (await claim(storage, **other)).verdict
+        assert Verdict.CLAIMED == (await claim(storage, **other)).verdict  # type: ignore[arg-type]
 
     async def test_a_lease_that_is_over_is_taken_over_once(self, storage: Storage) -> None:
         """With a new token; the old one ends nothing any more."""
