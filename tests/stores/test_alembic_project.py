@@ -18,6 +18,7 @@ from semel.sqlalchemy.tables import metadata
 from tests.services import Database
 from tests.stores.shop import SYNC_DRIVERS
 
+pytestmark = pytest.mark.slow  # each call of Alembic is a process of its own
 ROOT = Path(__file__).parents[2]
 MODELS = """
 from sqlalchemy import Column, Integer, MetaData, String, Table
