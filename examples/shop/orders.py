@@ -91,7 +91,12 @@ def routes(hub: Hub, settings: Settings) -> APIRouter:
 
     once = Depends(idempotency_key(principal=caller))
 
-    @router.post("/orders", status_code=status.HTTP_201_CREATED, dependencies=[once])
+    @router.post(
+        "/orders",
+        status_code=status.HTTP_201_CREATED,
+        dependencies=[once],
+        responses={400: {"model": Problem}},
+    )
     async def place(new: NewOrder, uow: SQLAlchemyUnitOfWork = uow_of_request) -> OrderView:
         """Place an order. It is stored together with the event that tells the others."""
         order = Order(id=str(uuid4()), cents=CATALOGUE[new.item] * new.quantity, **new.model_dump())
