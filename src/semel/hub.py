@@ -122,7 +122,9 @@ class Hub:
             if idle is None or idle > after:
                 names.append("projector")
         if "consumers" in self.runs:
-            names += [topic for topic, consumer in self.consumers.items() if not consumer.is_running]
+            names += [
+                topic for topic, consumer in self.consumers.items() if not consumer.is_running
+            ]
         return names
 
     def on(self, topic: str, event_type: str) -> Callable[[H], H]:

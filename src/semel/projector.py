@@ -121,7 +121,7 @@ class OutboxProjector:
 
     @property
     def seconds_since_turn(self) -> float | None:
-        """How long ago its loop came round, which it does once a minute at least; None: not at all."""
+        """How long ago its loop came round, once a minute at least; None: it does not run."""
         if self._running is None or self._running.done():
             return None
         return self._clock.monotonic() - self._turned_at
