@@ -1,13 +1,13 @@
-"""Run what a command does, and end with an exit code that says how it went."""
+"""How a command's work ends: an exit code that says how it went, and a word about it."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import traceback
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -15,14 +15,6 @@ from rich.markup import escape
 
 from semel.cli.exits import Exit
 from semel.errors import ConfigurationError, SchemaError, SemelError, describe, redact
-
-T = TypeVar("T")
-
-
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run *work*; errors are told as `reported` tells them."""
-    with reported():
-        return asyncio.run(work)
 
 
 @contextmanager
@@ -32,9 +24,9 @@ def reported() -> Iterator[None]:
 
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         raise typer.Exit(Exit.INTERRUPTED) from None
-    except (typer.Exit, typer.Abort, typer.BadParameter):
+    except (typer.Exit, typer.BadParameter):
         raise
     except SemelError as error:
         fail(redact(str(error)), _code(error))
