@@ -39,7 +39,7 @@ test: $(dev_ready)  ## Every test, on real servers
 .PHONY: test-fast
 test-fast: $(dev_ready)  ## The tests that need no server
 	@for name in $$(env | sed -n 's/^\(SEMEL_TEST_[A-Z]*_URL\)=.*/\1/p'); do unset "$$name"; done; \
-	$(bin)/pytest -m "not postgres and not mariadb and not redis and not nats and not rabbitmq and not kafka and not pulsar and not browser" $(ARGS)
+	$(bin)/pytest -m "not postgres and not mariadb and not redis and not nats and not rabbitmq and not kafka and not pulsar and not registry and not browser" $(ARGS)
 
 .PHONY: lint
 lint: $(dev_ready)  ## ruff and the import rules

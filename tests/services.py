@@ -21,7 +21,7 @@ import pymysql
 import pytest
 from sqlalchemy import URL, make_url
 
-SERVICES = ("postgres", "mariadb", "redis", "nats", "rabbitmq", "kafka", "pulsar")
+SERVICES = ("postgres", "mariadb", "redis", "nats", "rabbitmq", "kafka", "pulsar", "registry")
 MISSING = "no server: "
 
 

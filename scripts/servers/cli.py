@@ -25,11 +25,12 @@ from .postgres import Postgres
 from .pulsar import Pulsar
 from .rabbitmq import RabbitMQ
 from .redis import Redis
+from .registry import Registry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATABASES: tuple[type[Server], ...] = (Postgres, MariaDB)
 BROKERS: tuple[type[Server], ...] = (Redis, Nats, RabbitMQ, Kafka, Pulsar)
-KINDS = {kind.name: kind for kind in (*DATABASES, *BROKERS)}
+KINDS = {kind.name: kind for kind in (*DATABASES, *BROKERS, Registry)}
 GROUPS = {
     "databases": [kind.name for kind in DATABASES],
     "brokers": [kind.name for kind in BROKERS],

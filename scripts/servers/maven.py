@@ -13,7 +13,7 @@ from pathlib import Path
 from .base import ServiceError
 
 PACKAGES = ("default-jre-headless", "maven")
-COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 POM = """\
 <project>
   <modelVersion>4.0.0</modelVersion>
@@ -53,24 +53,37 @@ def class_path(name: str, artifacts: Sequence[str], platform: str | None = None)
         dependencies="".join(DEPENDENCY.format(*each.split(":")) for each in artifacts),
         platform=PLATFORM.format(*platform.split(":")) if platform else "",
     )
+    folder = _cached(name, "copy-dependencies", "-DincludeScope=runtime", pom=pom)
+    # Sorted: which of two copies of a class is used must not depend on the disk.
+    return os.pathsep.join(str(jar) for jar in sorted(folder.glob("*.jar")))
+
+
+def unpacked(name: str, artifact: str) -> Path:
+    """The folder with the content of an artifact that is an archive."""
+    return _cached(name, "unpack", f"-Dartifact={artifact}")
+
+
+def _cached(name: str, goal: str, *options: str, pom: str | None = None) -> Path:
+    """What a goal of the dependency plugin makes, once for ever."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semel"
     cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / f"{name}-{hashlib.sha256(pom.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256((pom or "".join(options)).encode()).hexdigest()
+    folder = cache / f"{name}-{digest[:12]}"
     with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            _resolve(pom, folder)
-    # Sorted: which of two copies of a class is used must not depend on the disk.
-    return os.pathsep.join(str(jar) for jar in sorted((folder / "lib").glob("*.jar")))
+            _resolve(folder, goal, *options, pom=pom)
+    return folder / "lib"
 
 
-def _resolve(pom: str, folder: Path) -> None:
+def _resolve(folder: Path, goal: str, *options: str, pom: str | None) -> None:
     draft = folder.with_suffix(".new")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    (draft / "pom.xml").write_text(pom)
+    if pom is not None:
+        (draft / "pom.xml").write_text(pom)
     done = subprocess.run(
-        ["mvn", "-B", "-q", COPY, "-DincludeScope=runtime", f"-DoutputDirectory={draft / 'lib'}"],
+        ["mvn", "-B", "-q", f"{PLUGIN}:{goal}", *options, f"-DoutputDirectory={draft / 'lib'}"],
         cwd=draft,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -165,7 +165,7 @@ async def test_damaged_body_is_parked(sqlite, bus):
     assert "undecodable" == letter.headers["meta_dead_letter_reason"]
 
 
-# With a registry; it is a fake, because a real one is no part of the test services
+# With a registry that fails on demand; test_schema_registry.py has a real one
 
 
 @pytest.fixture

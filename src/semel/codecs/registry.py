@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from semel.codecs.avro import name_of, parse, read, write
@@ -51,9 +51,10 @@ class SchemaRegistrySerializer:
         register: bool = False,
         subject: Subject = by_record,
     ) -> None:
-        self._client: Any = (
-            SchemaRegistryClient({"url": registry}) if isinstance(registry, str) else registry
-        )
+        self._own = ExitStack()
+        self._client: Any = registry
+        if isinstance(registry, str):
+            self._client = self._own.enter_context(SchemaRegistryClient({"url": registry}))
         self._given = dict(by_type or {})
         self._register = register
         self._subject = subject
@@ -81,6 +82,10 @@ class SchemaRegistrySerializer:
                 raise BusError(f"the registry cannot be asked: {type(error).__name__}") from None
             self._writers[event_type] = (found.schema_id, found.version, schema)
             self._readers[found.schema_id] = schema
+
+    async def close(self) -> None:
+        """Close the connections to a registry that was given as a URL. Idempotent."""
+        await asyncio.to_thread(self._own.close)
 
     async def prepare(self, message: MessageEnvelope) -> None:
         """Fetch the schema of *message*, once; `BusError` if the registry is away."""
