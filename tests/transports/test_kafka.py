@@ -8,13 +8,18 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from semel.envelope import MessageEnvelope
 from semel.errors import ConfigurationError, InvalidMessageError
 from semel.testing.contracts import MessageBusContract
 from semel.testing.contracts.harness import by_key, ids, message
-from semel.testing.reader import Reader
 from semel.transports import bus_from_url
 from semel.transports.kafka import KafkaMessageBus
+from tests.transports.kafka_tools import (  # noqa: F401  some are fixtures
+    a_bus,
+    a_topic,
+    named,
+    read,
+    their_addresses,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -34,33 +39,6 @@ class TestContract(MessageBusContract):
     async def break_key(self, bus, topic, key):
         """The topic takes less than the client: the broker refuses it, not we."""
         return message(topic, key=key, body=b"x" * 300_000, content_type="text/plain")
-
-
-@pytest.fixture
-async def bus(service):
-    async with KafkaMessageBus(service("kafka")) as bus:
-        yield bus
-
-
-@pytest.fixture
-async def topic(bus) -> str:
-    """A topic with one partition, so that everything in it has one order."""
-    name = f"test-{uuid4().hex}"
-    await bus.declare(name, partitions=1)
-    return name
-
-
-@pytest.fixture
-def servers(service) -> str:
-    return service("kafka").removeprefix("kafka://")
-
-
-async def read(bus, topic: str, *, group: str = "group", prefetch: int = 100) -> Reader:
-    return Reader(await bus.subscribe(topic, group=group, prefetch=prefetch), patience_seconds=20)
-
-
-def keyed(topic: str, count: int, key: str = "k") -> list[MessageEnvelope]:
-    return [message(topic, key=key, event_id=f"{key}-{n}") for n in range(count)]
 
 
 # Settings
@@ -221,15 +199,15 @@ async def test_cancelled_batch(service, topic):
     """Closing after a cancelled call still flushes what is in flight."""
     async with KafkaMessageBus(service("kafka"), producer_options={"linger.ms": 300}) as bus:
         await bus.publish(message(topic))
-        call = asyncio.create_task(bus.publish_many(keyed(topic, 3)))
+        call = asyncio.create_task(bus.publish_many(named(topic, 3)))
         await asyncio.sleep(0.05)  # less than it lingers
         call.cancel()
     async with KafkaMessageBus(service("kafka")) as bus, await read(bus, topic) as reader:
-        assert ids(keyed(topic, 3)) == ids(await reader.messages(4))[1:]
+        assert ids(named(topic, 3)) == ids(await reader.messages(4))[1:]
 
 
 async def test_idle_bus_does_not_poll(bus, topic):
     """The client is served while something is in flight, and not beyond."""
-    await bus.publish_many(keyed(topic, 3))
+    await bus.publish_many(named(topic, 3))
     await asyncio.sleep(0.02)
     assert bus._client._poller is None

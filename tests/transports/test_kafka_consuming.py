@@ -9,42 +9,20 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from semel.envelope import MessageEnvelope
 from semel.errors import BusError, WireError
 from semel.testing.contracts.harness import ids, message
-from semel.testing.reader import Reader
 from semel.transports import kafka_consumer
 from semel.transports.kafka import KafkaMessageBus
 from semel.wire import decode
+from tests.transports.kafka_tools import (  # noqa: F401  some are fixtures
+    a_bus,
+    a_topic,
+    named,
+    read,
+    their_addresses,
+)
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture
-async def bus(service):
-    async with KafkaMessageBus(service("kafka")) as bus:
-        yield bus
-
-
-@pytest.fixture
-async def topic(bus) -> str:
-    """A topic with one partition, so that everything in it has one order."""
-    name = f"test-{uuid4().hex}"
-    await bus.declare(name, partitions=1)
-    return name
-
-
-@pytest.fixture
-def servers(service) -> str:
-    return service("kafka").removeprefix("kafka://")
-
-
-async def read(bus, topic: str, *, group: str = "group", prefetch: int = 100) -> Reader:
-    return Reader(await bus.subscribe(topic, group=group, prefetch=prefetch), patience_seconds=20)
-
-
-def keyed(topic: str, count: int, key: str = "k") -> list[MessageEnvelope]:
-    return [message(topic, key=key, event_id=f"{key}-{n}") for n in range(count)]
 
 
 async def test_foreign_messages(bus, topic, servers):
@@ -72,7 +50,7 @@ async def test_foreign_messages(bus, topic, servers):
 
 async def test_commit_never_passes_an_unacked_message(bus, topic):
     """What was acked behind a message that was not comes again with it."""
-    await bus.publish_many(keyed(topic, 5))
+    await bus.publish_many(named(topic, 5))
     async with await read(bus, topic) as reader:
         held = await reader.take(5)
         for delivery in (held[0], held[1], held[3], held[4]):
@@ -85,7 +63,7 @@ async def test_commit_never_passes_an_unacked_message(bus, topic):
 
 async def committed(bus, topic: str, offset: int) -> None:
     """Return once the group has committed *offset*; before it is closed, therefore."""
-    consumer = Consumer({**bus._common, "group.id": "group"})
+    consumer = Consumer({**bus._common, "group.id": topic})
     try:
         async with asyncio.timeout(20):
             while True:
@@ -98,13 +76,13 @@ async def committed(bus, topic: str, offset: int) -> None:
 
 async def test_attempts_of_the_members_before(bus, topic):
     """What was handed out and not acked is no first delivery to the next member; the rest is."""
-    await bus.publish_many(keyed(topic, 6))
+    await bus.publish_many(named(topic, 6))
     async with await read(bus, topic, prefetch=4) as reader:
         held = await reader.take(4)
         for delivery in held[:2]:
             await delivery.ack()
     for _ in range(2):  # a member that is given nothing forgets nothing
-        await (await bus.subscribe(topic, group="group")).close()
+        await (await bus.subscribe(topic, group=topic)).close()
     async with await read(bus, topic) as reader:
         again = await reader.take(4)
         assert [("k-2", 2), ("k-3", 2), ("k-4", 1), ("k-5", 1)] == [
@@ -112,7 +90,7 @@ async def test_attempts_of_the_members_before(bus, topic):
         ]
         for delivery in again:
             await delivery.ack()
-    await bus.publish_many(keyed(topic, 1, "new"))
+    await bus.publish_many(named(topic, 1, "new"))
     async with await read(bus, topic) as reader:
         (fresh,) = await reader.take()
         assert ("new-0", 1) == (fresh.wire.headers["message_id"], fresh.attempt)
@@ -120,8 +98,8 @@ async def test_attempts_of_the_members_before(bus, topic):
 
 async def test_attempts_after_somebody_else_committed(bus, topic):
     """An offset that an operator has set, or another client, says nothing about deliveries."""
-    await bus.publish_many(keyed(topic, 2))
-    consumer = Consumer({**bus._common, "group.id": "group"})
+    await bus.publish_many(named(topic, 2))
+    consumer = Consumer({**bus._common, "group.id": topic})
     place = TopicPartition(topic, 0, 1, "their own words")
     await asyncio.to_thread(consumer.commit, offsets=[place], asynchronous=False)
     consumer.close()
@@ -132,7 +110,7 @@ async def test_attempts_after_somebody_else_committed(bus, topic):
 
 async def test_late_ack(bus, topic):
     """An ack after the delivery went back is an error, since the message comes again."""
-    await bus.publish_many(keyed(topic, 1))
+    await bus.publish_many(named(topic, 1))
     async with await read(bus, topic) as reader:
         (delivery,) = await reader.take()
     with pytest.raises(BusError, match="comes again"):
@@ -141,7 +119,7 @@ async def test_late_ack(bus, topic):
 
 async def test_settled_once(bus, topic):
     """A second ack or nack is an error, also after the message came again."""
-    await bus.publish_many(keyed(topic, 1))
+    await bus.publish_many(named(topic, 1))
     async with await read(bus, topic) as reader:
         (first,) = await reader.take()
         await first.nack()
@@ -156,7 +134,7 @@ async def test_settled_once(bus, topic):
 async def test_delayed_nack_holds_its_key(bus, topic):
     """What follows of a key waits for a nacked message; other keys of the partition go on."""
     async with await read(bus, topic, prefetch=1) as reader:
-        await bus.publish_many([*keyed(topic, 2), *keyed(topic, 1, "other")])
+        await bus.publish_many([*named(topic, 2), *named(topic, 1, "other")])
         (first,) = await reader.take()
         await first.nack(delay=0.5)
         assert ["other-0", "k-0", "k-1"] == ids(await reader.messages(3))
@@ -165,7 +143,7 @@ async def test_delayed_nack_holds_its_key(bus, topic):
 async def test_nacks_return_to_their_place(bus, topic):
     """Messages nacked in any order come again in the order of the key, before what is new."""
     async with await read(bus, topic, prefetch=3) as reader:
-        await bus.publish_many(keyed(topic, 4))
+        await bus.publish_many(named(topic, 4))
         held = await reader.take(3)
         for number, delay in ((2, 0.2), (0, 0.05), (1, 0.0)):
             await held[number].nack(delay=delay)
@@ -179,7 +157,7 @@ async def test_nacks_return_to_their_place(bus, topic):
 
 async def test_backpressure(bus, topic):
     """A consumer that does not ack makes the member pause, and all arrives once it goes on."""
-    sent = keyed(topic, 500)
+    sent = named(topic, 500)
     await bus.publish_many(sent)
     async with await read(bus, topic, prefetch=10) as reader:
         fetcher = reader.subscription._fetcher

@@ -17,16 +17,10 @@ from semel.testing.contracts.harness import ids, work_until
 from semel.testing.reader import Reader
 from semel.transports.kafka import KafkaMessageBus
 from semel.wire import decode
-from tests.transports.kafka_tools import keyed, new_topic, read
+from tests.transports.kafka_tools import a_bus, keyed, new_topic, read  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.kafka
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-async def bus(service):
-    async with KafkaMessageBus(service("kafka")) as bus:
-        yield bus
 
 
 class Effects:

@@ -15,7 +15,7 @@ from semel.transports.kafka import KafkaMessageBus
 from semel.transports.kafka_producer import ERRORS, OTHER_ERRORS
 from tests.proxy import Proxy
 from tests.transports.kafka_mock import MockCluster
-from tests.transports.kafka_tools import keyed, new_topic, read
+from tests.transports.kafka_tools import a_bus, keyed, new_topic, read  # noqa: F401  a fixture
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "127.0.0.1:1"
@@ -26,12 +26,6 @@ def mock():
     with MockCluster() as cluster:
         cluster.create("orders")
         yield cluster
-
-
-@pytest.fixture
-async def bus(service):
-    async with KafkaMessageBus(service("kafka")) as bus:
-        yield bus
 
 
 def kinds(results) -> list[str | None]:

@@ -1,15 +1,9 @@
 """RabbitMQ in trouble: a node of its own is killed, starved and cut off."""
 
 import asyncio
-import json
 import logging
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from contextlib import suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,70 +12,16 @@ from semel.errors import BusError, PublishError
 from semel.testing.contracts.harness import by_key, first_occurrences, ids, message
 from semel.testing.reader import Reader
 from semel.transports.rabbitmq import RabbitMQMessageBus
-from semel.wire import decode
 from tests.proxy import Proxy
-from tests.services import service_url
+from tests.transports.rabbitmq_tools import (  # noqa: F401  some are fixtures
+    ROOT,
+    a_node,
+    collect,
+    kinds,
+    publish_all,
+)
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.slow]
-
-ROOT = Path(__file__).parents[2]
-CONTROL = Path("/usr/lib/rabbitmq/bin/rabbitmqctl")
-
-
-class Node:
-    """A RabbitMQ that belongs to these tests: nobody else minds when it dies."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.environment = {**os.environ, "SEMEL_SERVICES_DIR": str(folder)}
-        self.environment.pop("SEMEL_TEST_RABBITMQ_URL", None)
-
-    @property
-    def state(self):
-        return json.loads((self.folder / "rabbitmq" / "state.json").read_text())
-
-    @property
-    def url(self):
-        return f"amqp://semel:semel@127.0.0.1:{self.state['ports']['main']}"
-
-    def url_of(self, user, password, vhost=""):
-        return self.url.replace("semel:semel", f"{user}:{password}") + f"/{vhost}"
-
-    def services(self, command):
-        return subprocess.run(
-            [ROOT / "scripts/services", command, "rabbitmq"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def control(self, *arguments):
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.folder / "rabbitmq"),
-            "ERL_EPMD_PORT": str(self.state["ports"]["epmd"]),
-            "RABBITMQ_NODENAME": "semel@localhost",
-        }
-        command = [CONTROL, "--quiet", *arguments]
-        subprocess.run(command, env=environment, check=True, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def node():
-    service_url("rabbitmq")  # without any server the tests are skipped, or fail in CI
-    if not CONTROL.exists():
-        pytest.skip("needs a RabbitMQ that is installed here, to kill it")
-    folder = Path(tempfile.mkdtemp(prefix="semel-rabbitmq-", dir="/var/tmp"))
-    folder.chmod(0o755)  # the server has a user of its own
-    node = Node(folder)
-    try:
-        done = node.services("up")
-        assert 0 == done.returncode, done.stderr
-        yield node
-    finally:
-        node.services("down")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -94,41 +34,8 @@ def keyed(topic, count, keys=4, start=0):
     return [message(topic, key=f"k{n % keys}", payload=n) for n in numbers]
 
 
-def kinds(results):
-    return [result and result.kind for result in results]
-
-
 async def read(bus, topic):
     return Reader(await bus.subscribe(topic, group="group"), patience_seconds=60)
-
-
-async def publish_all(bus, messages, *, seen=None):
-    """Publish as a relay does: what is not confirmed is sent again, each key in order."""
-    waiting = list(messages)
-    async with asyncio.timeout(90):
-        while waiting:
-            try:
-                results = await bus.publish_many(waiting)
-            except BusError:
-                results = [PublishError("escaped", kind="destination")] * len(waiting)
-            if seen is not None:
-                seen.update(kinds(results))
-            waiting = [m for m, error in zip(waiting, results, strict=True) if error is not None]
-            if waiting:
-                await asyncio.sleep(0.1)  # the relay's breaker
-
-
-async def collect(reader, wanted):
-    """Read until each of the wanted messages has been acked."""
-    acked, found = set(), []
-    while not (expected := wanted()) or not acked.issuperset(ids(expected)):
-        (delivery,) = await reader.take()
-        received = decode(delivery.wire)
-        found.append(received)
-        with suppress(BusError):  # not acked: it comes again
-            await delivery.ack()
-            acked.add(received.event_id)
-    return found
 
 
 # Refusals

@@ -64,6 +64,12 @@ class BusHarness:
         subscription = await bus.subscribe(topic, group=group, prefetch=prefetch)
         return Reader(subscription, patience_seconds=self.patience_seconds)
 
+    async def connected(self, reader: Reader) -> None:
+        """Return once the reader's subscription says that it is connected."""
+        async with asyncio.timeout(self.patience_seconds):
+            while not reader.subscription.is_connected():  # noqa: ASYNC110  no event tells it
+                await asyncio.sleep(0.01)
+
 
 def message(topic: str, **fields: Any) -> MessageEnvelope:
     """Return a message with a payload that does not matter."""
