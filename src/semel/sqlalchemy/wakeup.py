@@ -40,6 +40,7 @@ class Signal:
         self._audience = _audience.setdefault(engine.sync_engine, {}).setdefault(channel, [])
         self._wakers: list[Callable[[], None]] = []
         self._pending = False
+        self._closed = False
         self._sender: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -47,6 +48,7 @@ class Signal:
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call *wake* at each signal; needs a running event loop to hear other processes."""
+        self._closed = False
         self._wakers.append(wake)
         self._audience.append(wake)
         if self._notifies and (self._listener is None or self._listener.done()):
@@ -65,7 +67,8 @@ class Signal:
         return unsubscribe
 
     async def close(self) -> None:
-        """Stop listening and sending; a later signal or subscriber begins anew."""
+        """Stop listening and sending; a later subscriber begins anew."""
+        self._closed = True
         if self._sender is not None:
             # A process that commits and ends at once should still be heard.
             await asyncio.wait({self._sender}, timeout=_FAREWELL_SECONDS)
@@ -80,8 +83,8 @@ class Signal:
         """Wake everybody; what others wait for must be committed."""
         for wake in tuple(self._audience):
             wake()
-        if not self._notifies:
-            return
+        if not self._notifies or self._closed:
+            return  # the engine may be its owner's, and commit on: projectors elsewhere poll
         self._pending = True
         if self._sender is None or self._sender.done():
             try:
