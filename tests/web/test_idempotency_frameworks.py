@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -94,13 +95,16 @@ async def test_the_openapi_document(bank: Bank) -> None:
     operation = schema["paths"]["/payments"]["post"]
     [header] = [p for p in operation["parameters"] if p["name"] == "Idempotency-Key"]
     assert ("header", True) == (header["in"], header["required"])
+    pattern = header["schema"].pop("pattern")
     assert {"type": "string", "minLength": 1, "maxLength": 255} == header["schema"]
+    assert all(re.match(pattern, key) for key in ("a-1", 'a"b', '"a b"'))
+    assert not any(re.match(pattern, key) for key in ("", " ", "a b", '"a', '" "', "\u00e4"))
     assert {"201", "400", "401", "409", "413", "422", "503"} <= set(operation["responses"])
     for status in ("400", "409", "422"):
         content = operation["responses"][status]["content"]
-        assert {"$ref": "#/components/schemas/IdempotencyProblem"} == content["application/problem+json"][
-            "schema"
-        ]
+        assert {"$ref": "#/components/schemas/IdempotencyProblem"} == content[
+            "application/problem+json"
+        ]["schema"]
     assert "application/json" in operation["responses"]["422"]["content"]
     [optional] = [
         p

@@ -17,7 +17,9 @@ _DESCRIPTION = (
     "A value that is unique to this operation, such as a UUID. Repeat a request with the same key "
     "to get the same answer without a second execution."
 )
-_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 255}
+# Bare, or in quotation marks as in RFC 8941.
+_PATTERN = r'^([!#-~][!-~]*|"([!#-\[\]-~]|\\["\\])([ !#-\[\]-~]|\\["\\])*")$'
+_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": _PATTERN}
 _PROBLEM_SCHEMA = {
     "title": "IdempotencyProblem",
     "type": "object",
