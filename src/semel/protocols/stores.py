@@ -64,7 +64,10 @@ class OutboxStore(Protocol):
     async def dead_groups(
         self, *, tenant_id: str | None = None, limit: int = 500
     ) -> Sequence[DeadGroup]:
-        """DEAD rows by topic, type and text of the error, the largest groups first."""
+        """DEAD rows by topic, type and text of the error, the largest groups first.
+
+        Counts are capped where there are more groups than *limit*, or more rows than looked at.
+        """
 
     async def why(self, event_id: str) -> Why | None:
         """Say why the event is where it is: sent, DEAD, or what it waits for; None if unknown."""

@@ -56,7 +56,7 @@ class OutboxOverview(OperatorSide):
         self, *, tenant_id: str | None = None, limit: int = 500
     ) -> Sequence[DeadGroup]:
         """DEAD rows by topic, type and text of the error, the largest groups first."""
-        column = OUTBOX.c
+        column, limit = OUTBOX.c, max(1, min(limit, 1000))
         names = ("topic", "event_type", "error_message")
         some = (
             select(*column[(*names, "tenant_id", "sequence", "last_attempt_at")])
@@ -74,7 +74,7 @@ class OutboxOverview(OperatorSide):
             )
             .group_by(*keys)
             .order_by(func.count().desc())
-            .limit(max(1, min(limit, 1000)))
+            .limit(limit)
         )
         if tenant_id is not None:
             query = query.where(some.c.tenant_id == tenant_id)
@@ -84,12 +84,14 @@ class OutboxOverview(OperatorSide):
             last = select(column.sequence, column.id)
             last = last.where(column.sequence.in_([row.last for row in found]))
             ids = {row.sequence: row.id for row in await connection.execute(last)}
+        # With more groups than asked for, or more rows than looked at, each may be larger.
+        capped = (seen or 0) >= SCANNED or len(found) >= limit
         return [
             DeadGroup(
                 topic=row.topic,
                 event_type=row.event_type,
                 error=row.error_message,
-                count=Count(row.number, (seen or 0) >= SCANNED),
+                count=Count(row.number, capped),
                 last_at=row.last_at,
                 last_id=ids.get(row.last),
             )

@@ -161,7 +161,7 @@ function figures(point) {
     const name = place.dataset.figure, value = point[name];
     const more = point.capped.includes(capped[name] ?? name) ? "+" : "";
     if (place.classList.contains("count")) { place.hidden = !value; place.textContent = formats.count(value ?? 0) + more; continue; }
-    place.textContent = value == null ? "–" : name === "oldest" ? formats.seconds(value) : name === "sent" ? formats.rate(value) : number(value) + more;
+    place.textContent = value == null ? "–" : name === "oldest" ? formats.seconds(value) : name === "sent" ? formats.rate(value) : formats.count(value) + more;
     place.toggleAttribute("data-zero", !value);
   }
 }

@@ -1,6 +1,6 @@
 // Small line charts as SVG: no style attributes, so that a strict content security policy holds.
 const SVG = "http://www.w3.org/2000/svg";
-const HEIGHT = 176, TOP = 14, BOTTOM = 22, LEFT = 46, RIGHT = 6;
+const HEIGHT = 160, TOP = 14, BOTTOM = 22, LEFT = 46, RIGHT = 6;
 
 export const formats = {
   count: (n) => (n >= 1e6 ? `${+(n / 1e6).toPrecision(3)}M` : n >= 1e4 ? `${+(n / 1e3).toPrecision(3)}k` : Math.round(n).toLocaleString("en")),

@@ -56,7 +56,7 @@ def pattern(error: str | None) -> tuple[str, str | None]:
 async def groups(call: Call) -> list[Group]:
     """Return the groups, the largest first."""
     merged: dict[tuple[str, str, str | None], Group] = {}
-    for found in await call.storage.outbox.dead_groups(tenant_id=call.tenant):
+    for found in await call.storage.outbox.dead_groups(tenant_id=call.tenant, limit=1000):
         text, fragment = pattern(found.error)
         key = (found.topic, found.event_type, fragment)
         group = merged.get(key)
