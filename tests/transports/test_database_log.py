@@ -46,6 +46,19 @@ class TestContract(MessageLogContract):
         assert (3, 4) == (first, end)
 
 
+async def test_cleanup_of_some_topics(semel_storage: SqlAlchemyStorage) -> None:
+    """A bus that keeps its messages for a shorter time leaves those of the others alone."""
+    async with DatabaseMessageBus(
+        semel_storage, retention=timedelta(0), cleanup_topics=["live.orders"]
+    ) as bus:
+        await bus.publish_many([message("orders"), message("live.orders")])
+
+        assert 1 == await bus.cleanup()
+        kept = [end - first for first, end in (await bus.bounds("orders")).values()]
+        gone = [end - first for first, end in (await bus.bounds("live.orders")).values()]
+        assert (1, 0) == (sum(kept), sum(gone))
+
+
 def test_who_is_a_log() -> None:
     """The capability is asked for, not a broker's name."""
     assert issubclass(DatabaseMessageBus, MessageLog)

@@ -115,7 +115,12 @@ class LiveEvents:
         if isinstance(bus, MessageLog):
             return bus, {topic: topic for topic in self.topics}
         names = {_PREFIX + topic: topic for topic in self.topics}
-        copy = DatabaseMessageBus(self._hub.storage, retention=self._history, source=self._hub.name)
+        copy = DatabaseMessageBus(
+            self._hub.storage,
+            retention=self._history,
+            cleanup_topics=names,
+            source=self._hub.name,
+        )
         stack.push_async_callback(copy.close)
         await copy.start()
         mirror = Mirror(bus, copy, group=f"{self._hub.name}.live", max_age=self._history)

@@ -7,7 +7,7 @@ visible in their order and without gaps: whoever has read up to a position has m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
@@ -172,11 +172,16 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
         connection.execute(_advance(len(positions)), parameters)
 
     async def cleanup(
-        self, *, retention: timedelta, group_expiry: timedelta, batch_size: int
+        self,
+        *,
+        retention: timedelta,
+        group_expiry: timedelta,
+        batch_size: int,
+        topics: Collection[str] | None = None,
     ) -> int:
-        """Delete messages older than *retention* that every living group has consumed.
+        """Delete messages, of *topics* if given, older than *retention* and consumed by all groups.
 
-        A group lives until *group_expiry* after it was last seen.
+        A group is waited for until *group_expiry* after it was last seen.
         """
         age, absence = retention.total_seconds(), group_expiry.total_seconds()
         oldest = (
@@ -190,11 +195,10 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
             .scalar_subquery()
         )
         async with self._reader.connect() as connection:
-            stale = list(
-                await connection.scalars(
-                    select(_partition.c.id).where(oldest <= self._database.later(-age))
-                )
-            )
+            old = select(_partition.c.id).where(oldest <= self._database.later(-age))
+            if topics is not None:
+                old = old.where(_partition.c.topic.in_(sorted(topics)))
+            stale = list(await connection.scalars(old))
         removed = 0
         for identity in stale:
             count = batch_size

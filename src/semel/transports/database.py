@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -65,7 +65,8 @@ class DatabaseMessageBus(BaseMessageBus):
     oldest message that is kept or, with *from_beginning* false, at the end.
 
     Messages are deleted when they are older than *retention* (None: never) and every group has
-    consumed them; a group that was not seen for *group_expiry* is not waited for.
+    consumed them; a group that was not seen for *group_expiry* is not waited for. Only those of
+    *cleanup_topics* are, where the database has other buses that keep theirs longer.
     """
 
     system = "database"
@@ -81,6 +82,7 @@ class DatabaseMessageBus(BaseMessageBus):
         commit_seconds: float = 0.1,
         retention: timedelta | None = timedelta(days=7),
         group_expiry: timedelta = timedelta(days=14),
+        cleanup_topics: Collection[str] | None = None,
         from_beginning: bool = True,
         max_message_bytes: int = 4 * 1024 * 1024,
         notify: bool = True,
@@ -105,6 +107,7 @@ class DatabaseMessageBus(BaseMessageBus):
         self._pace = Pace(poll_seconds, commit_seconds)
         self.retention = retention
         self._group_expiry = group_expiry
+        self._cleanup_topics = cleanup_topics
         self._from_beginning = from_beginning
         self._limit = max_message_bytes
         self._notify = notify
@@ -123,7 +126,10 @@ class DatabaseMessageBus(BaseMessageBus):
         if self.retention is None:
             return 0
         return await self._opened.cleanup(
-            retention=self.retention, group_expiry=self._group_expiry, batch_size=_CLEANUP_ROWS
+            retention=self.retention,
+            group_expiry=self._group_expiry,
+            batch_size=_CLEANUP_ROWS,
+            topics=self._cleanup_topics,
         )
 
     async def bounds(self, topic: str) -> Mapping[int, tuple[int, int]]:
