@@ -16,7 +16,8 @@ from semel.protocols import UnitOfWork
 from semel.retry import RetryPolicy
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.states import InboxStatus
-from semel.transports.memory import InMemoryMessageBus, _Delivery
+from semel.transports.delivery import EntryDelivery
+from semel.transports.memory import InMemoryMessageBus
 from tests.scenarios.consuming import (
     QUICK,
     consumer_of,
@@ -303,7 +304,7 @@ async def test_an_acknowledgement_that_is_lost(
         raise BusError("the channel is closed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Delivery, "ack", lose)
+        patch.setattr(EntryDelivery, "ack", lose)
         await consumer.start()
         await asked.wait()
         await consumer.stop()

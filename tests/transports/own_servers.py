@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +18,9 @@ import pytest
 from semel.envelope import MessageEnvelope
 from semel.errors import BusError
 from semel.protocols import MessageBus
+from semel.testing.contracts.harness import message
+from semel.testing.reader import Reader
+from semel.wire import decode
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,3 +127,20 @@ async def publish_until_confirmed(
             if failed:
                 await asyncio.sleep(0.1)
     return seen
+
+
+def keyed(count: int, keys: int = 10) -> list[MessageEnvelope]:
+    """Messages for `orders`, numbered, that take turns with their keys."""
+    return [message("orders", key=f"k{n % keys}", payload=n, event_id=f"{n}") for n in range(count)]
+
+
+async def read_all(reader: Reader, count: int) -> list[MessageEnvelope]:
+    """Take until *count* different messages came; what comes twice is acked too."""
+    seen: dict[str, MessageEnvelope] = {}
+    while len(seen) < count:
+        (delivery,) = await reader.take()
+        received = decode(delivery.wire)
+        seen.setdefault(received.event_id, received)
+        with suppress(BusError):  # it comes again
+            await delivery.ack()
+    return list(seen.values())

@@ -1,7 +1,6 @@
 """NATS in trouble: a server of its own is killed, cut off and locked."""
 
 import asyncio
-import logging
 
 import nats
 import pytest
@@ -12,7 +11,13 @@ from semel.testing.reader import Reader
 from semel.transports.nats import NatsMessageBus
 from semel.wire import decode
 from tests.proxy import Proxy
-from tests.transports.own_servers import OwnConsumer, OwnServer, publish_until_confirmed
+from tests.transports.own_servers import (
+    OwnConsumer,
+    OwnServer,
+    keyed,
+    publish_until_confirmed,
+    read_all,
+)
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -27,24 +32,6 @@ async def server(service, tmp_path):
 @pytest.fixture
 def url(server):
     return f"nats://127.0.0.1:{server.port}"
-
-
-def keyed(count, keys=10):
-    return [message("orders", key=f"k{n % keys}", payload=n, event_id=f"{n}") for n in range(count)]
-
-
-async def read_all(reader, count):
-    """Take until *count* different messages came; what comes twice is acked too."""
-    seen = {}
-    while len(seen) < count:
-        (delivery,) = await reader.take()
-        received = decode(delivery.wire)
-        seen.setdefault(received.event_id, received)
-        try:
-            await delivery.ack()
-        except BusError:
-            logging.getLogger("test").info("an ack was lost")
-    return list(seen.values())
 
 
 async def test_killed_while_publishing_and_consuming(server, url):

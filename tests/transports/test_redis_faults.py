@@ -1,7 +1,6 @@
 """Redis in trouble: a server of its own is killed, cut off, filled and locked."""
 
 import asyncio
-import logging
 
 import pytest
 from redis.asyncio import Redis
@@ -12,7 +11,13 @@ from semel.testing.reader import Reader
 from semel.transports.redis import RedisMessageBus
 from semel.wire import decode
 from tests.proxy import Proxy
-from tests.transports.own_servers import OwnConsumer, OwnServer, publish_until_confirmed
+from tests.transports.own_servers import (
+    OwnConsumer,
+    OwnServer,
+    keyed,
+    publish_until_confirmed,
+    read_all,
+)
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
@@ -33,24 +38,6 @@ def url(server):
 async def admin(url):
     async with Redis.from_url(url) as admin:
         yield admin
-
-
-def keyed(count, keys=10):
-    return [message("orders", key=f"k{n % keys}", payload=n, event_id=f"{n}") for n in range(count)]
-
-
-async def read_all(reader, count):
-    """Take until *count* different messages came; what comes twice is acked too."""
-    seen = {}
-    while len(seen) < count:
-        (delivery,) = await reader.take()
-        received = decode(delivery.wire)
-        seen.setdefault(received.event_id, received)
-        try:
-            await delivery.ack()
-        except BusError:
-            logging.getLogger("test").info("an ack came late")
-    return list(seen.values())
 
 
 async def refused(bus) -> str:

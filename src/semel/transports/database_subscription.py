@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from semel.clock import SystemClock
 from semel.errors import BusError, describe
 from semel.transports.database_log import Entry, Log
 from semel.transports.database_share import Share
-from semel.wire import WireMessage
+from semel.transports.delivery import EntryDelivery
 
 if TYPE_CHECKING:
     from semel.sqlalchemy.bus import SqlAlchemyBusStore
@@ -94,14 +95,14 @@ class DatabaseSubscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> DatabaseDelivery:
+    async def __anext__(self) -> EntryDelivery:
         self._count += 1
         if self._count % _BREATH == 0:
             await asyncio.sleep(0)
         while not self._stop.is_set():
             entry = self._take()
             if entry is not None:
-                return DatabaseDelivery(self, entry)
+                return EntryDelivery(self, entry, entry.attempts, partial(getattr, entry, "wire"))
             self._arrived.clear()
             await self._arrived.wait()
         raise StopAsyncIteration
@@ -139,8 +140,8 @@ class DatabaseSubscription:
             task.cancel()
             await asyncio.wait({task})
 
-    def settle(self, entry: Entry, attempt: int, *, delay: float | None) -> None:
-        """Ack *entry* or, with a *delay*, deliver it again."""
+    def settle(self, entry: Entry, attempt: int, *, again: bool, delay: float = 0.0) -> None:
+        """Ack *entry*, which is stored within `commit_seconds`, or deliver it *again*."""
         log = entry.log
         if self._stop.is_set() or self._share.logs.get(log.partition_id) is not log:
             raise BusError(
@@ -148,7 +149,7 @@ class DatabaseSubscription:
             )
         if not entry.is_open or entry.attempts != attempt:
             raise BusError("this delivery was acked or nacked before")
-        if delay is None:
+        if not again:
             self._share.ack(entry)
             if self._dirty_since is None and log.watermark != log.committed:
                 self._dirty_since = self._clock.monotonic()
@@ -296,35 +297,6 @@ class DatabaseSubscription:
         except Exception as error:  # noqa: BLE001  the leases run out by themselves
             _logger.warning("the bus did not give back its logs: %s", describe(error))
         self._on_change(self)
-
-
-class DatabaseDelivery:
-    """A message in the hands of the consumer."""
-
-    __slots__ = ("_attempt", "_entry", "_subscription")
-
-    def __init__(self, subscription: DatabaseSubscription, entry: Entry) -> None:
-        self._subscription = subscription
-        self._entry = entry
-        self._attempt = entry.attempts
-
-    @property
-    def wire(self) -> WireMessage:
-        """The bytes and headers."""
-        return self._entry.wire
-
-    @property
-    def attempt(self) -> int:
-        """1 for a first delivery; at least 2 for one that an earlier member may have got."""
-        return self._attempt
-
-    async def ack(self) -> None:
-        """Never deliver this again to this group; stored within `commit_seconds`."""
-        self._subscription.settle(self._entry, self._attempt, delay=None)
-
-    async def nack(self, *, delay: float = 0.0) -> None:
-        """Deliver this again after *delay* seconds, before what follows of its key."""
-        self._subscription.settle(self._entry, self._attempt, delay=max(0.0, delay))
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

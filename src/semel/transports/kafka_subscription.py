@@ -7,6 +7,7 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from threading import Event
 from typing import Any, Self
@@ -14,6 +15,7 @@ from typing import Any, Self
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition, admin
 
 from semel.errors import BusError
+from semel.transports.delivery import EntryDelivery
 from semel.transports.kafka_consumer import Entry, Fetcher, Partition
 from semel.wire import WireMessage
 
@@ -66,7 +68,7 @@ class KafkaSubscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> KafkaDelivery:
+    async def __anext__(self) -> EntryDelivery:
         if next(self._numbers) % _BREATH == 0:
             await asyncio.sleep(0)
         while not self._closed:
@@ -77,7 +79,8 @@ class KafkaSubscription:
                 entry.partition.open += 1
                 entry.partition.handed = max(entry.partition.handed, entry.offset + 1)
                 self._open += 1
-                return KafkaDelivery(self, entry)
+                make_wire = partial(_to_wire, entry.message)
+                return EntryDelivery(self, entry, entry.attempt, make_wire)
             self._wake.clear()
             await self._wake.wait()
         raise StopAsyncIteration
@@ -231,45 +234,13 @@ class KafkaSubscription:
         return lag
 
 
-class KafkaDelivery:
-    """A message of Kafka, acked or nacked exactly once."""
-
-    __slots__ = ("_attempt", "_entry", "_message", "_subscription", "_wire")
-
-    def __init__(self, subscription: KafkaSubscription, entry: Entry) -> None:
-        self._subscription = subscription
-        self._entry = entry
-        self._message = entry.message
-        self._attempt = entry.attempt
-        self._wire: WireMessage | None = None
-
-    @property
-    def wire(self) -> WireMessage:
-        """The message; a tombstone has the JSON value null for a body."""
-        if self._wire is None:
-            self._wire = _to_wire(self._message)
-        return self._wire
-
-    @property
-    def attempt(self) -> int:
-        """1 for a first delivery, more after a nack, or if another member may have had it."""
-        return self._attempt
-
-    async def ack(self) -> None:
-        """Commit this message as soon as everything before it in its partition is acked."""
-        self._subscription.settle(self._entry, self._attempt, again=False)
-
-    async def nack(self, *, delay: float = 0.0) -> None:
-        """Deliver this again after *delay* seconds, before anything else of its key."""
-        self._subscription.settle(self._entry, self._attempt, again=True, delay=delay)
-
-
 def _lane_of(entry: Entry) -> tuple[int, bytes | int]:
     key: bytes | None = entry.message.key()
     return entry.partition.number, entry.offset if key is None else key
 
 
 def _to_wire(message: Any) -> WireMessage:
+    """Return the message; a tombstone has the JSON value null for a body."""
     # Anybody writes keys and headers; what is not text does not make a message unreadable.
     key: bytes | None = message.key()
     body: bytes | None = message.value()

@@ -7,11 +7,13 @@ import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Self
 
 from semel.errors import BusError, ConfigurationError
 from semel.transports.base import BaseMessageBus, Outcomes
+from semel.transports.delivery import EntryDelivery
 from semel.transports.faults import Faults
 from semel.wire import Mode, WireMessage
 
@@ -256,7 +258,7 @@ class _Subscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> _Delivery:
+    async def __anext__(self) -> EntryDelivery:
         self._count += 1
         if self._count % _BREATH == 0:
             await asyncio.sleep(0)
@@ -265,7 +267,9 @@ class _Subscription:
                 entry = self._group.take(self)
                 if entry is not None:
                     self._open[entry.offset] = entry
-                    return _Delivery(self, entry)
+                    return EntryDelivery(
+                        self, entry, entry.attempts, partial(getattr, entry, "wire")
+                    )
             self.wake.clear()
             await self.wake.wait()
         raise StopAsyncIteration
@@ -293,26 +297,3 @@ class _Subscription:
             )
         del self._open[entry.offset]
         self._group.settle(entry, again=again, delay=delay)
-
-
-class _Delivery:
-    __slots__ = ("_attempt", "_entry", "_subscription")
-
-    def __init__(self, subscription: _Subscription, entry: _Entry) -> None:
-        self._subscription = subscription
-        self._entry = entry
-        self._attempt = entry.attempts
-
-    @property
-    def wire(self) -> WireMessage:
-        return self._entry.wire
-
-    @property
-    def attempt(self) -> int:
-        return self._attempt
-
-    async def ack(self) -> None:
-        self._subscription.settle(self._entry, self._attempt, again=False)
-
-    async def nack(self, *, delay: float = 0.0) -> None:
-        self._subscription.settle(self._entry, self._attempt, again=True, delay=delay)

@@ -13,12 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, Self
 
 import pulsar
 
 from semel.errors import BusError
+from semel.transports.delivery import EntryDelivery
 from semel.wire import WireMessage
 
 _POLL_MILLISECONDS = 200
@@ -105,7 +107,7 @@ class PulsarSubscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> PulsarDelivery:
+    async def __anext__(self) -> EntryDelivery:
         if next(self._numbers) % _BREATH == 0:
             await asyncio.sleep(0)
         while not self._closed:
@@ -116,7 +118,8 @@ class PulsarSubscription:
                 entry.open = True
                 entry.attempt += 1
                 self._open += 1
-                return PulsarDelivery(self, entry)
+                make_wire = partial(_to_wire, self.topic, entry)
+                return EntryDelivery(self, entry, entry.attempt, make_wire)
             self._wake.clear()
             await self._wake.wait()
         raise StopAsyncIteration
@@ -313,44 +316,15 @@ class _Receiver:
             self._stopping = True
 
 
-class PulsarDelivery:
-    """A message of Pulsar, acked or nacked exactly once."""
-
-    __slots__ = ("_attempt", "_entry", "_subscription", "_wire")
-
-    def __init__(self, subscription: PulsarSubscription, entry: _Entry) -> None:
-        self._subscription = subscription
-        self._entry = entry
-        self._attempt = entry.attempt
-        self._wire: WireMessage | None = None
-
-    @property
-    def wire(self) -> WireMessage:
-        """The message; a null value, as compacted topics have, is the JSON value null."""
-        if self._wire is None:
-            message = self._entry.copies[0]
-            body = b"null" if message.has_null_value() else bytes(message.data())
-            self._wire = WireMessage(
-                self._subscription.topic, self._entry.key, _headers_of(message), body
-            )
-        return self._wire
-
-    @property
-    def attempt(self) -> int:
-        """1 for a first delivery, more after a nack, or if another member may have had it."""
-        return self._attempt
-
-    async def ack(self) -> None:
-        """Never deliver this again to this group."""
-        self._subscription.settle(self._entry, self._attempt, again=False)
-
-    async def nack(self, *, delay: float = 0.0) -> None:
-        """Deliver this again after *delay* seconds, before anything else of its key."""
-        self._subscription.settle(self._entry, self._attempt, again=True, delay=delay)
-
-
 def _lane_of(entry: _Entry) -> str | int:
     return entry.number if entry.key is None else entry.key
+
+
+def _to_wire(topic: str, entry: _Entry) -> WireMessage:
+    """Return the message; a null value, as compacted topics have, is the JSON value null."""
+    message = entry.copies[0]
+    body = b"null" if message.has_null_value() else bytes(message.data())
+    return WireMessage(topic, entry.key, _headers_of(message), body)
 
 
 def _place_of(message: Any) -> Place:
