@@ -112,4 +112,6 @@ async def unbroken(work: Awaitable[T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.warning("what a cancelled call had begun failed: %s", describe(error))
         raise
