@@ -38,12 +38,12 @@ class OutboxOverview(OperatorSide):
         written = sum(1 for row in rows if after is not None and row.sequence > after)
         if tenant_id is None and after is not None:
             written = position - after
-        sent = [row.sent_at for row in rows if row.sent_at is not None]
+        sent = [(row.sent_at, row.created_at) for row in rows if row.sent_at is not None]
+        newest_at = max((at for at, _ in sent), default=None)
         latencies = sorted(
-            max(0.0, (row.sent_at - row.created_at).total_seconds())
-            for row in rows
-            if row.sent_at is not None
-            and (max(sent) - row.sent_at).total_seconds() <= _RECENT_SECONDS
+            max(0.0, (at - created_at).total_seconds())
+            for at, created_at in sent
+            if newest_at is not None and (newest_at - at).total_seconds() <= _RECENT_SECONDS
         )
         return Pulse(
             position=position,

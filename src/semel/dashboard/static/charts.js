@@ -21,7 +21,7 @@ function ceiling(value, unit) {
   if (value <= 0) return unit === "count" ? 4 : 1;
   if (unit === "seconds" && value > 60) return Math.ceil(value / 60) * 60;
   const power = 10 ** Math.floor(Math.log10(value));
-  const step = [1, 2, 4, 5, 10].find((n) => n * power >= value) * power;
+  const step = [1, 2, 4, 6, 8, 10].find((n) => n * power >= value) * power;
   return unit === "count" ? Math.max(4, step) : step;
 }
 

@@ -34,7 +34,7 @@ async def read(call: Call) -> Overview:
     series = live.series(call.tenant)
     if not series.recent:
         with live.watching(call.tenant):
-            await live.wait(3.0)
+            await live.wait(0.7)
     point = series.recent[-1] if series.recent else None
     groups = await dead.groups(call) if point is not None and point["dead"] else []
     return Overview(
