@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -33,6 +34,7 @@ from semel.sqlalchemy.storage import DATABASE_ERRORS
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
+_READ_SECONDS = 20.0
 _ON = frozenset({"1", "true", "yes", "on"})
 _logger = logging.getLogger("semel.dashboard")
 
@@ -107,13 +109,17 @@ class Dashboard:
     def _page(self, view: View) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             call = await self._call(request, view)
-            return page(call, view.template, {"data": await view.read(call)})
+            async with asyncio.timeout(_READ_SECONDS):
+                data = await view.read(call)
+            return page(call, view.template, {"data": data})
 
         return self._told(endpoint)
 
     def _data(self, view: View) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return JSONResponse(await view.read(await self._call(request, view)))
+            call = await self._call(request, view)
+            async with asyncio.timeout(_READ_SECONDS):
+                return JSONResponse(await view.read(call))
 
         return self._told(endpoint)
 

@@ -29,8 +29,8 @@ class Node(TypedDict):
 class Graph(TypedDict):
     """Causes, the first one first; handlers of the event; events that these have emitted.
 
-    `origin` is what caused the first cause and is no event here: a request, or an event of
-    another service. `partial`: there may be more events than were looked at.
+    `origin` is what caused the first of them and is no event here: a request, by its correlation
+    id, or an event of another service. `partial`: there may be more events than were looked at.
     """
 
     origin: str | None
@@ -56,16 +56,20 @@ async def graph(call: Call, record: OutboxRecord) -> Graph:
 
 async def _causes(call: Call, record: OutboxRecord) -> tuple[list[Node], str | None]:
     causes: list[Node] = []
-    current, seen = shapes.cause(record)["causation_id"], {record.id}
-    while current is not None and current not in seen and len(causes) < _DEPTH:
+    first, seen = record, {record.id}
+    while len(causes) < _DEPTH:
+        about = shapes.cause(first)
+        current = about["causation_id"]
+        if current is None or current in seen:
+            return causes, about["correlation_id"]
         seen.add(current)
         found = await call.storage.outbox.get(current)
         # Another tenant's event is as if it were not there.
         if found is None or found.tenant_id != record.tenant_id:
-            break
+            return causes, current
         causes.insert(0, _node(found))
-        current = shapes.cause(found)["causation_id"]
-    return causes, current if current not in seen or not causes else None
+        first = found
+    return causes, None
 
 
 async def _handlers(call: Call, record: OutboxRecord) -> list[InboxRecord]:
