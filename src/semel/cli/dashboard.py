@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -117,7 +116,7 @@ def _hub(terminal: Terminal) -> Hub:
     found = terminal.target.find_hub()
     if found is not None:
         return found
-    return Hub(os.environ.get("SEMEL_NAME", "semel"), storage=terminal.target.storage())
+    return Hub("semel", storage=terminal.target.storage())
 
 
 async def _serve(app: Dashboard, http: str, terminal: Terminal) -> None:
