@@ -32,7 +32,10 @@ def _broker(name: str, *marks: pytest.MarkDecorator) -> Any:
 EVERY = [_broker(name) for name in ("kafka", "rabbitmq", "pulsar", "nats", "redis", "database")]
 #: A client of Kafka or Pulsar is told the broker's own address, so it goes round a proxy.
 BEHIND_A_PROXY = [_broker(name) for name in ("rabbitmq", "nats", "redis")]
-SERVERS = [_broker(name) for name in ("kafka", "rabbitmq", "pulsar", "nats", "redis")]
+SERVERS = [
+    *(_broker(name) for name in ("kafka", "rabbitmq", "nats", "redis")),
+    _broker("pulsar", pytest.mark.timeout(420)),  # it takes its time to start
+]
 #: The others count deliveries by themselves.
 UNCOUNTED = [_broker(name) for name in ("kafka", "pulsar")]
 
