@@ -181,11 +181,15 @@ async function parts(point) {
       const other = $(`[data-part="${part.dataset.part}"]`, fresh);
       if (other) part.replaceWith(document.importNode(other, true));
     }
+    labels();
     seen = now;
   } catch { /* the next figures try again */ } finally { setTimeout(() => { fetching = false; }, 2000); }
 }
 
+let known = [];
+setInterval(() => { if ($("#jobs").childElementCount) jobs(known); }, 3000); // those that have ended go
 function jobs(list) {
+  known = list;
   const running = list.filter((job) => job.state === "running" || (job.finished_at && Date.now() - Date.parse(job.finished_at) < 12000));
   $("#jobs").replaceChildren(...running.map((job) => {
     const line = element("div", "job");
