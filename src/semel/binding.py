@@ -177,7 +177,7 @@ def _maker(kind: type[Any]) -> Callable[[Any], Any] | None:
 
 
 def convert_to(kind: Any, value: Any) -> Any:
-    """Return *value*, as it came out of JSON, as a *kind*; raise `SerializationError` if it is none."""
+    """Return *value*, as JSON gave it, as a *kind*; raise `SerializationError` if it is none."""
     if kind in (Any, None, types.NoneType):
         return value
     make = _maker(kind) if isinstance(kind, type) else None
