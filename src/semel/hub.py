@@ -249,13 +249,13 @@ class Hub:
         if unsent - stats.parked > 0:
             return False
         if self.projector is not None and not self.projector.has_noticed(stats.operations):
-            return False  # what an operator requeued is parked until then
+            return False  # parked rows will move
         for consumer in self.consumers.values():
             if consumer.in_flight or await consumer.lag():
                 return False
         # What was handled may have sent something new.
         again = await self.storage.outbox.stats(tenant_id=self.tenant_id)
-        return again.counts == stats.counts
+        return (again.counts, again.parked) == (stats.counts, stats.parked)
 
     async def cleanup(self) -> Removed:
         """Delete finished rows that the retention does not keep."""

@@ -132,8 +132,8 @@ class OutboxProjector:
         return self._publisher.published
 
     def has_noticed(self, operations: int) -> bool:
-        """Tell whether it knows of so many interventions, and has looked at everything since."""
-        return self._intake.noticed == operations
+        """Tell whether it knows of so many interventions, and no parked row will move by itself."""
+        return self._intake.noticed == operations and not self._intake.is_catching_up
 
     def wake(self) -> None:
         """Look for events now; may be called from any thread."""

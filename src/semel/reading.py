@@ -47,6 +47,17 @@ class Intake:
         self.woken = True
         #: So many interventions of operators have been taken into account.
         self.noticed: int | None = None
+        self._sweeping = False
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether rows are parked that will be read again without anybody's doing."""
+        return (
+            self._sweeping
+            or self._tenure.changed
+            or self._window.is_overflowing
+            or bool(self._destinations.in_trouble)
+        )
 
     def next_read(self, now: float) -> float:
         """Return when to call `read`; what has passed is now."""
@@ -96,7 +107,9 @@ class Intake:
         await self.park()
         sweeping = now >= self._sweep_at
         if sweeping or self._tenure.changed or window.overflowed:
+            self._sweeping = True
             await self._sweep()
+            self._sweeping = False
         everything = self.woken or sweeping or now >= self._poll_at
         if everything:
             # Somebody whom we cannot hear may have added a scheduled row.

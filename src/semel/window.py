@@ -61,7 +61,12 @@ class Window:
     @property
     def has_parked(self) -> bool:
         """Whether rows are parked for a reason that ends without a survey."""
-        return self.holds.may_end or any(held.overflow for held in self._keys.values())
+        return self.holds.may_end or self.is_overflowing
+
+    @property
+    def is_overflowing(self) -> bool:
+        """Whether a key has more rows than its queue holds, and the others are parked."""
+        return self.overflowed or any(held.overflow for held in self._keys.values())
 
     def next_due(self) -> float | None:
         """When the next delayed row is due."""

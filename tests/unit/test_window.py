@@ -98,8 +98,10 @@ def test_more_rows_than_the_queue_holds_are_parked_and_come_back_in_order():
     target.delay(target.take(1, 0.0), 5.0)
     target.take(10, 0.0)
     assert list(range(66, 101)) == numbers(target.to_park)
+    assert target.is_overflowing
     assert [] == target.take(10, 5.0), "what is parked must be read first"
     assert target.overflowed
+    assert target.is_overflowing
     assert list(range(66, 101)) + list(range(2, 66)) + [1] == numbers(target.to_park)
 
 
