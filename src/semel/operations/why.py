@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -116,7 +116,7 @@ def _ended(facts: Facts) -> Iterator[Reason]:
             key = f"Its key {facts.key!r} goes on without it."
         yield _reason(
             ReasonKind.DEAD,
-            f"It is DEAD since {_time(facts.last_attempt_at)} after {facts.attempts} attempts: "
+            f"It is DEAD since {_time(facts.last_attempt_at)} after {_times(facts.attempts)}: "
             f"{facts.error or 'no error was stored'}. {key}",
             since=facts.last_attempt_at,
             attempts=facts.attempts,
@@ -261,7 +261,13 @@ def _covers(scope: str, facts: Facts) -> bool:
 
 
 def _time(moment: datetime | None) -> str:
-    return "an unknown time" if moment is None else moment.isoformat(" ", "seconds")
+    if moment is None:
+        return "an unknown time"
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _times(attempts: int) -> str:
+    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
 
 
 def _reason(kind: ReasonKind, sentence: str, **data: Any) -> Reason:
