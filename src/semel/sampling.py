@@ -12,6 +12,7 @@ from semel.consumer import EventConsumer
 from semel.errors import ConfigurationError, describe
 from semel.protocols import Clock, Observer, OutboxStore
 from semel.states import OutboxStatus
+from semel.tasks import unbroken
 
 _GAUGES = {
     OutboxStatus.NEW: "outbox_backlog",
@@ -60,7 +61,7 @@ class Sampler:
     async def run_forever(self) -> None:
         """Sample until cancelled; what does not answer is asked again the next time."""
         while True:
-            await self.sample()
+            await unbroken(self.sample())
             await self._clock.sleep(self._seconds)
 
     async def sample(self) -> None:

@@ -11,6 +11,7 @@ from semel.envelope import MessageEnvelope
 from semel.errors import SemelError, describe
 from semel.protocols import LogEntry, MessageLog
 from semel.retry import RetryPolicy
+from semel.tasks import unbroken
 from semel.wire import WireMessage, decode
 
 T = TypeVar("T")
@@ -127,9 +128,9 @@ class Feed:
                 wake.clear()
                 try:
                     if topic not in self.logs:
-                        await self._begin(topic)
+                        await unbroken(self._begin(topic))
                         unsubscribe = unsubscribe or self.log.listen(wake.set)
-                    more = await self._advance(topic)
+                    more = await unbroken(self._advance(topic))
                     failures = 0
                 except Exception as error:  # noqa: BLE001  the database may come back
                     failures += 1

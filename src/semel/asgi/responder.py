@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from semel.asgi.call import AnsweredError, IdempotentCall
 from semel.asgi.http import ASGIApp, Message, Receive, Scope, Send
-from semel.idempotency.claims import unbroken
 from semel.states import Answer
+from semel.tasks import unbroken
 
 _EVENT_STREAM = "text/event-stream"
 

@@ -15,6 +15,7 @@ from semel.errors import describe
 from semel.hub import Hub
 from semel.protocols import Clock
 from semel.states import OutboxStats, OutboxStatus
+from semel.tasks import unbroken
 
 RECENT = 180
 MINUTES = 24 * 60
@@ -151,7 +152,7 @@ class Live:
     async def _run(self) -> None:
         while True:
             self._wanted.clear()
-            await self.sample()
+            await unbroken(self.sample())
             busy = any(series.viewers for series in self._series.values())
             if busy:
                 await self._clock.sleep(self._seconds)

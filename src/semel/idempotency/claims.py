@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from semel.errors import (
 )
 from semel.protocols import Clock, IdempotencyStore
 from semel.states import Claim, IdempotencyKey, IdempotencyState, Verdict
+from semel.tasks import unbroken
 
 T = TypeVar("T")
 _logger = logging.getLogger("semel.idempotency")
@@ -91,7 +91,7 @@ async def renewing(
     while True:
         await clock.sleep(lease.total_seconds() / 3)
         try:
-            if wanted() and not await store.renew(held, lease=lease):
+            if wanted() and not await unbroken(store.renew(held, lease=lease)):
                 return
         except Exception as error:  # noqa: BLE001  the next one may pass
             _logger.warning("the lease of a key was not renewed: %s", describe(error))
@@ -103,15 +103,3 @@ async def release(store: IdempotencyStore, held: Claim) -> None:
         await unbroken(store.release(held.key, token=held.token))
     except Exception as error:  # noqa: BLE001  the error before it is the one to tell
         _logger.warning("a key was not released, its lease will run out: %s", describe(error))
-
-
-async def unbroken(work: Awaitable[T]) -> T:
-    """Finish *work* even if the caller is cancelled, and only then be cancelled."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _logger.warning("what a cancelled call had begun failed: %s", describe(error))
-        raise
