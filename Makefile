@@ -42,10 +42,11 @@ test-fast: $(dev_ready)  ## The tests that need no server
 	$(bin)/pytest -m "not postgres and not mariadb and not redis and not nats and not rabbitmq and not kafka and not pulsar and not registry and not browser" $(ARGS)
 
 .PHONY: lint
-lint: $(dev_ready)  ## ruff and the import rules
+lint: $(dev_ready)  ## ruff, the import rules, known holes in dependencies
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
 	@$(bin)/lint-imports --no-logo
+	@$(bin)/python scripts/audit.py
 
 .PHONY: types
 types: $(dev_ready)  ## mypy --strict
@@ -81,6 +82,10 @@ docs: $(dev_ready)  ## Run every example in the documents
 .PHONY: constraints
 constraints:  ## Resolve all dependencies anew into constraints.txt
 	@scripts/constraints
+
+.PHONY: sbom
+sbom: $(dev_ready)  ## Write the software bill of materials to dist/
+	@scripts/sbom
 
 .PHONY: clean
 clean:  ## Remove .venv and everything made by the tools
