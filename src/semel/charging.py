@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from semel.errors import PublishError, describe, redact
+from semel.failpoints import failpoint
 from semel.logs import fields
 from semel.protocols import Clock, Observer
 from semel.relay import Entry, Failure, RelayStore
@@ -47,7 +48,9 @@ class Charges:
         """Count an attempt against the first of each group, durably, before its key goes on."""
         try:
             failures = [self._failure(group[0], error) for group, error in charges]
+            failpoint("relay.before_failure")
             written = await self._store.fail(self._tenure.instance, self._tenure.epochs(), failures)
+            failpoint("relay.after_failure")
         except BaseException:
             for group, _ in charges:
                 self._window.give_back(group)

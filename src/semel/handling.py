@@ -13,6 +13,7 @@ from semel.dead_letters import Reason, dead_letter, raw_letter
 from semel.dispatch import Item, Turns, Verdict
 from semel.envelope import DEFAULT_TENANT, MessageEnvelope
 from semel.errors import describe
+from semel.failpoints import failpoint
 from semel.logs import fields
 from semel.processing import Job, Outcome, Phase, Processor, receipt_of
 from semel.protocols import Storage, UnitOfWork
@@ -195,6 +196,7 @@ class Handling:
             if most is not None and attempts > most:
                 return None
             await uow.commit()
+            failpoint("consumer.after_count")
         return attempts
 
     async def _settle(self, item: Item, verdict: Verdict) -> None:
@@ -229,13 +231,17 @@ class Handling:
                 if not settled:
                     return  # another instance has processed it meanwhile
             await gate.bury(letter)
+            failpoint("consumer.before_burial")
             await uow.commit()
+            failpoint("consumer.after_burial")
         self._processor.count_parked(verdict.reason)
 
     async def _ack(self, item: Item) -> None:
         item.done = True
         try:
+            failpoint("consumer.before_ack")
             await item.delivery.ack()
+            failpoint("consumer.after_ack")
         except Exception as error:  # noqa: BLE001  it comes again, and is a duplicate then
             _logger.warning(
                 "%s: acknowledging failed: %s",

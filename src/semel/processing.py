@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from semel.dead_letters import Reason, dead_letter, dead_letter_topic
 from semel.envelope import MessageEnvelope
 from semel.errors import describe
+from semel.failpoints import failpoint
 from semel.hashing import is_document, is_json, message_hash
 from semel.logs import fields
 from semel.observer import Operation
@@ -168,11 +169,14 @@ class Processor:
         ) as uow:
             gate = self._storage.gate(uow)
             [admission] = await gate.admit([job.receipt])
+            failpoint("inbox.after_admission")
             done = await self._run(job, uow, gate, admission)
             if done.outcome is Outcome.PROCESSED:
                 await gate.complete([job.receipt], duration_ms=self._milliseconds(started))
             if done.outcome is not Outcome.DUPLICATE:
+                failpoint("inbox.before_commit")
                 await uow.commit()
+                failpoint("inbox.after_commit")
         self._report([job], [done], self._clock.monotonic() - started)
         return done
 
@@ -205,6 +209,7 @@ class Processor:
         ) as root:
             gate = self._storage.gate(root)
             admissions = await gate.admit([job.receipt for job in jobs])
+            failpoint("batch.after_admission")
             for job, admission in zip(jobs, admissions, strict=True):
                 async with self._storage.unit_of_work(
                     tenant_id=job.receipt.tenant_id,
@@ -220,7 +225,9 @@ class Processor:
                 if done.outcome is Outcome.PROCESSED
             ]
             await gate.complete(new, duration_ms=self._milliseconds(started))
+            failpoint("batch.before_commit")
             await root.commit()
+            failpoint("batch.after_commit")
         self._report(jobs, results, (self._clock.monotonic() - started) / len(jobs))
         return results
 
@@ -262,6 +269,7 @@ class Processor:
         job.phase = Phase.HANDLER
         with self._storage.lend(uow):
             result = await job.run(uow)
+        failpoint("inbox.after_handler")
         job.phase = Phase.COMPLETION
         return InboxResult(outcome=Outcome.PROCESSED, result=result)
 

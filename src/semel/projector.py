@@ -10,6 +10,7 @@ from typing import Any, Self
 from semel.clock import SystemClock
 from semel.envelope import check_tenant
 from semel.errors import ConfigurationError, describe
+from semel.failpoints import failpoint
 from semel.observer import NullObserver
 from semel.protocols import Clock, MessageBus, Observer
 from semel.publishing import Publisher
@@ -309,7 +310,9 @@ class OutboxProjector:
                 self._reap()
                 await self._publisher.close()
                 await self._publisher.acknowledge()
+                failpoint("relay.before_retire")
                 await self._store.retire(self._tenure.instance)
+                failpoint("relay.after_retire")
         except Exception as error:  # noqa: BLE001  the leases run out by themselves
             _logger.warning("not stopped cleanly: %s", describe(error))
         finally:

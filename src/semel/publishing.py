@@ -11,6 +11,7 @@ from semel.breaker import Breaker
 from semel.charging import Charge, Charges
 from semel.destinations import Destinations
 from semel.errors import PublishError, describe
+from semel.failpoints import failpoint
 from semel.holds import Suspicion
 from semel.observer import NullObserver, system_of
 from semel.protocols import Clock, MessageBus, Observer
@@ -341,9 +342,11 @@ class Publisher:
         if not sent:
             return
         try:
+            failpoint("relay.before_acknowledge")
             await self._store.acknowledge(
                 [entry.sequence for entry in sent], keep=self._config.keep_sent
             )
+            failpoint("relay.after_acknowledge")
         except BaseException:
             self._sent = sent + self._sent
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from semel.failpoints import failpoint
 from semel.protocols import Clock, Observer
 from semel.publishing import Publisher
 from semel.relay import RelayStore
@@ -99,6 +100,7 @@ class Intake:
         except BaseException:
             window.to_park += parked
             raise
+        failpoint("relay.after_park")
         for entry in parked:
             window.settle(entry)
 
@@ -125,10 +127,12 @@ class Intake:
             self._poll_at = now + self._config.sleep_idle
             return
         entries = await self._store.fetch(reads, tenant_id=self._tenant_id)
+        failpoint("relay.after_fetch")
         late = window.feed(reads, entries, self._clock.monotonic())
         if late and sweeping:
             self._observer.count("outbox_late_total", late)
         window.lanes.raise_floors(reads, horizons)
+        failpoint("relay.after_floor")
         if entries:
             self._idle = self._config.sleep_busy
         elif everything:
@@ -165,6 +169,7 @@ class Intake:
                 await self._store.unpark(list(lanes), blocked=blocked, tenant_id=self._tenant_id)
                 or afresh
             )
+            failpoint("relay.after_unpark")
         if afresh:
             window.holds.blocked = window.holds.found(blocked)
             window.reset()
@@ -180,6 +185,7 @@ class Intake:
     async def _promote(self) -> None:
         lanes = self._window.lanes
         moved, wait = await self._store.promote(list(lanes), tenant_id=self._tenant_id)
+        failpoint("relay.after_promote")
         now = self._promoted_at = self._clock.monotonic()
         for partition, sequence in moved.items():
             lane = lanes.get(partition)

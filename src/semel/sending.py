@@ -8,6 +8,7 @@ from typing import TypeGuard
 
 from semel.charging import Charges
 from semel.errors import PublishError
+from semel.failpoints import failpoint
 from semel.observer import Operation, system_of
 from semel.protocols import MessageBus, Observer
 from semel.relay import Entry, RelayStore
@@ -16,6 +17,7 @@ from semel.tenure import Tenure
 from semel.window import Window
 
 _VISIBLE_SECONDS = 1.0
+_PUBLISHING = OutboxStatus.PUBLISHING.value
 
 
 def is_trouble(result: PublishError | None) -> TypeGuard[PublishError]:
@@ -87,12 +89,13 @@ class Sender:
         """Make attempts visible that must survive a crash; return those that were counted."""
         marked: list[Entry] = []
         counted: list[Entry] = []
+        lanes = self._window.lanes
         for entry in batch:
-            lane = self._window.lanes.get(entry.partition)
+            lane = lanes.get(entry.partition)
             suspect = lane is not None and lane.suspects > 0
             if lane is not None and suspect:
                 lane.suspects -= 1
-            if entry.status == OutboxStatus.PUBLISHING:
+            if entry.status == _PUBLISHING:
                 counted.append(entry)
             elif suspect or entry.attempts:
                 marked.append(entry)
@@ -102,6 +105,8 @@ class Sender:
         for entry in counted:
             delay = self._charges.crash_delay(entry)
             await self._store.begin(instance, [entry], count=True, retry_in=delay)
+        if marked or counted:
+            failpoint("relay.after_begin")
         return counted
 
     async def _call(self, batch: Sequence[Entry]) -> Sequence[PublishError | None]:
@@ -113,7 +118,9 @@ class Sender:
             operation = Operation(name="publish", messages=messages, labels=self._labels)
             with self._observer.observe(operation):
                 async with asyncio.timeout(self._timeout):
+                    failpoint("relay.before_publish")
                     results = await self._bus.publish_many(messages)
+                    failpoint("relay.after_publish")
                 operation.outcome = _check(results, len(batch))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()

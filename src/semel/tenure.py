@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 from uuid import uuid4
 
+from semel.failpoints import failpoint
 from semel.protocols import Clock, Observer
 from semel.relay import Instance, RelayStore, Standing
 from semel.states import Pause
@@ -81,6 +82,7 @@ class Tenure:
         self.next_tick = started + self.interval
         detail = {**self.instance.detail, **(report or {})}
         standing = await self._store.heartbeat(replace(self.instance, detail=detail))
+        failpoint("relay.after_renewal")
         self._check_owned(standing)
         self.deadline = started + self.instance.lease_seconds
         await self._balance(standing)
@@ -124,7 +126,9 @@ class Tenure:
             self._window.leave([lane.partition for lane in surplus])
             await self.hand_over()
         elif len(owned) < fair and standing.conflict is None:
-            for claim in await self._store.claim(self.instance, fair - len(owned)):
+            claims = await self._store.claim(self.instance, fair - len(owned))
+            failpoint("relay.after_claim")
+            for claim in claims:
                 suspects = self._suspects if claim.from_dead_owner else 0
                 self._window.lanes.add(claim.partition, claim.epoch, suspects=suspects)
                 self.changed = True
@@ -133,7 +137,9 @@ class Tenure:
         """Release the partitions that we leave and that nothing in flight keeps."""
         left = self._window.lanes.left()
         if left:
+            failpoint("relay.before_release")
             await self._store.release(self.instance, left)
+            failpoint("relay.after_release")
             self._window.drop_lanes(left)
 
     def _note(self, standing: Standing) -> None:

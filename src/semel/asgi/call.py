@@ -19,6 +19,7 @@ from semel.errors import (
     TransactionMisuseError,
     describe,
 )
+from semel.failpoints import failpoint
 from semel.idempotency.claims import claim, release, renewing
 from semel.idempotency.keys import parse_key, scoped_key
 from semel.observer import NullObserver
@@ -205,10 +206,13 @@ class IdempotentCall:
     async def _commit(self, answer: Answer | None) -> None:
         assert self._seal is not None
         self._seal.verify()
+        failpoint("request.before_answer")
         await self._storage.idempotency.complete(
             self._held, answer, keep=self.policy.keep, session=self._seal.session
         )
+        failpoint("request.after_answer")
         await self._seal.commit()
+        failpoint("request.after_commit")
 
     async def _lost(self, error: IdempotencyConflictError, *, sealed: bool) -> Answer | None:
         """Somebody has taken the key over, after the lease ran out."""

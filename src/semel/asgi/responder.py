@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from semel.asgi.call import AnsweredError, IdempotentCall
 from semel.asgi.http import ASGIApp, Message, Receive, Scope, Send
+from semel.failpoints import failpoint
 from semel.states import Answer
 from semel.tasks import unbroken
 
@@ -127,6 +128,7 @@ class Responder:
             body = b"".join(self._parts)
             self._parts.clear()
             await self._send(start)
+            failpoint("request.after_first_byte")
             if body or not more:
                 await self._send({"type": "http.response.body", "body": body, "more_body": more})
 

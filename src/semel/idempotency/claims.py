@@ -14,6 +14,7 @@ from semel.errors import (
     IdempotencyMismatchError,
     describe,
 )
+from semel.failpoints import failpoint
 from semel.protocols import Clock, IdempotencyStore
 from semel.states import Claim, IdempotencyKey, IdempotencyState, Verdict
 from semel.tasks import unbroken
@@ -57,6 +58,7 @@ async def claim(
             if record is not None and record.state == IdempotencyState.STARTED:
                 continue
         found, asked = await ask(), clock.monotonic()
+    failpoint("idempotency.after_claim")
     return found
 
 
@@ -93,6 +95,7 @@ async def renewing(
         try:
             if wanted() and not await unbroken(store.renew(held, lease=lease)):
                 return
+            failpoint("idempotency.after_renewal")
         except Exception as error:  # noqa: BLE001  the next one may pass
             _logger.warning("the lease of a key was not renewed: %s", describe(error))
 
@@ -101,5 +104,6 @@ async def release(store: IdempotencyStore, held: Claim) -> None:
     """Let the key be used again; if that fails, its lease runs out."""
     try:
         await unbroken(store.release(held.key, token=held.token))
+        failpoint("idempotency.after_release")
     except Exception as error:  # noqa: BLE001  the error before it is the one to tell
         _logger.warning("a key was not released, its lease will run out: %s", describe(error))

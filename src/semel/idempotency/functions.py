@@ -14,6 +14,7 @@ from semel.binding import convert_to, name_of
 from semel.clock import SystemClock
 from semel.envelope import DEFAULT_TENANT
 from semel.errors import ConfigurationError, SerializationError
+from semel.failpoints import failpoint
 from semel.hashing import payload_hash
 from semel.idempotency.claims import claim, refusal, release, renewing
 from semel.idempotency.keys import scoped_key
@@ -120,12 +121,16 @@ class Idempotency:
                 finally:
                     lease.cancel()
                 await store.complete(held, answer, keep=self.keep)
+                failpoint("idempotency.after_result")
                 return answer.body
             async with self._storage.unit_of_work(tenant_id=key.tenant_id) as uow:
                 with self._storage.lend(uow):
                     answer = self._answer(await _awaited(function(uow)))
+                failpoint("idempotency.after_function")
                 await store.complete(held, answer, keep=self.keep, session=uow.session)
+                failpoint("idempotency.before_commit")
                 await uow.commit()
+                failpoint("idempotency.after_commit")
                 return answer.body
         except BaseException:
             await release(store, held)

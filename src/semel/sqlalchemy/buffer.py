@@ -25,6 +25,7 @@ from semel.errors import (
     StorageError,
     TransactionMisuseError,
 )
+from semel.failpoints import failpoint
 from semel.sqlalchemy.dialects import database_of
 from semel.sqlalchemy.layout import PARTITIONS, SLOTS
 from semel.sqlalchemy.rows import NewRow, place
@@ -199,7 +200,9 @@ def _write(connection: Connection) -> None:
         if buffer.rows:
             check_schema(connection)
             plan = place(buffer.rows, slots=SLOTS, partitions=PARTITIONS)
+            failpoint("write.before_insert")
             database_of(connection.dialect).write_events(connection, plan, _outbox)
+            failpoint("write.after_insert")
             buffer.written = True
             buffer.rows.clear()
     except BaseException:
@@ -268,6 +271,7 @@ def _settle(info: Any) -> None:
 
 
 def _committed(dialect: Dialect, buffer: Buffer) -> None:
+    failpoint("write.after_commit")
     buffer.forget()
     for reference in tuple(_wakers.get(dialect, ())):
         wake = reference()

@@ -30,6 +30,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from semel.errors import StorageError, describe
+from semel.failpoints import failpoint
 from semel.sqlalchemy.bus_groups import SqlAlchemyGroups
 from semel.sqlalchemy.bus_tables import BusGroup, BusMember, BusMessage, BusPartition
 from semel.sqlalchemy.types import UtcDateTime
@@ -103,6 +104,7 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
                     insert(_partition),
                     [{"topic": topic, "partition_no": number} for number in range(count)],
                 )
+            failpoint("bus.after_topic")
         except IntegrityError:
             pass  # somebody else was faster, perhaps with another number of logs
         async with self._reader.connect() as connection:
@@ -119,6 +121,7 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
                 # Cancelled: the answer may still be under way, so the connection is not reused.
                 await connection.invalidate()
                 raise
+        failpoint("bus.after_append")
         self.signal.send()
 
     async def _commit(self, connection: AsyncConnection, messages: Sequence[NewMessage]) -> None:
@@ -128,6 +131,7 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
         except Exception:
             await transaction.rollback()
             raise
+        failpoint("bus.before_append")
         try:
             await transaction.commit()
         except Exception as error:
@@ -207,6 +211,7 @@ class SqlAlchemyBusStore(SqlAlchemyGroups):
                     count = await connection.run_sync(
                         self._remove, identity, age, absence, batch_size
                     )
+                failpoint("cleanup.after_messages")
                 removed += count
         async with self._engine.begin() as connection:
             await connection.execute(

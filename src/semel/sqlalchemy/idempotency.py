@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from semel.errors import ConfigurationError, IdempotencyConflictError, StorageError
+from semel.failpoints import failpoint
 from semel.sqlalchemy.audit import Trail
 from semel.sqlalchemy.buffer import join
 from semel.sqlalchemy.dialects import Database, database_of
@@ -126,6 +127,7 @@ class SqlAlchemyIdempotencyStore:
                 .values(**values, **self._database.stamps(stamps), **dict.fromkeys(_ANSWER))
             )
             if await self._change(again, {}, session):
+                failpoint("idempotency.after_takeover")
                 return claimed
         raise StorageError("a key of the idempotency table keeps coming and going: see triggers")
 
@@ -244,6 +246,7 @@ class SqlAlchemyIdempotencyStore:
         while True:
             async with self._engine.begin() as connection:
                 removed = (await connection.execute(statement)).rowcount
+            failpoint("cleanup.after_keys")
             total += removed
             if progress is not None:
                 progress(total)

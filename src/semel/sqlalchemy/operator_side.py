@@ -9,6 +9,7 @@ from sqlalchemy import Table, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from semel.failpoints import failpoint
 from semel.sqlalchemy.dialects import database_of
 from semel.sqlalchemy.leases import relay_engine
 from semel.sqlalchemy.tables import OutboxControl
@@ -32,12 +33,16 @@ class OperatorSide:
         while True:
             try:
                 async with self._engine.begin() as connection:
-                    return await work(connection)
+                    done = await work(connection)
+                    failpoint("operator.before_commit")
+                failpoint("operator.after_commit")
             except DBAPIError as error:
                 tries += 1
                 lost = error.connection_invalidated or not self._database.is_transient(error)
                 if lost or tries >= _TRIES:
                     raise
+            else:
+                return done
 
     async def _queue(self, connection: AsyncConnection) -> int:
         """Wait for other operators; return the number of interventions so far.

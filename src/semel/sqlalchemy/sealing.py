@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from semel.errors import TransactionMisuseError
+from semel.failpoints import failpoint
 from semel.sqlalchemy.buffer import join
 
 _SEAL = "semel.seal"
@@ -58,6 +59,7 @@ class Seal:
         await self.session.run_sync(join)  # refuses AUTOCOMMIT, and begins what was never used
         self._transaction = self.session.sync_session.get_transaction()
         self._state = _State.SEALED
+        failpoint("request.after_seal")
 
     def reopen(self) -> None:
         """Forget the seal: its transaction was rolled back."""

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.errors import describe
+from semel.failpoints import failpoint
 from semel.sqlalchemy.buffer import on_commit
 from semel.sqlalchemy.connection import KeptConnection
 from semel.sqlalchemy.dialects import database_of
@@ -81,6 +82,7 @@ class Signal:
 
     def send(self) -> None:
         """Wake everybody; what others wait for must be committed."""
+        failpoint("wakeup.before_send")
         for wake in tuple(self._audience):
             wake()
         if not self._notifies or self._closed:

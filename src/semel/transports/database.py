@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from semel.envelope import MessageEnvelope
 from semel.errors import BusError, ConfigurationError, PublishError, PublishErrorKind, describe
+from semel.failpoints import failpoint
 from semel.protocols import LogEntry, Subscription
 from semel.sqlalchemy.bus import NewMessage, SqlAlchemyBusStore
 from semel.sqlalchemy.bus_groups import Member
@@ -295,6 +296,7 @@ class DatabaseMessageBus(BaseMessageBus):
         try:
             await self._logs(topic)
             await store.join(member, from_beginning=self._from_beginning)
+            failpoint("bus.after_join")
             await subscription.start()
         except Exception as error:
             raise BusError(_explain(store.cause(error), error)) from error

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semel.clock import SystemClock
+from semel.failpoints import failpoint
 from semel.transports.database_log import Entry, Log
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Share:
         """Renew, see who is there, claim our share or begin to give up the surplus."""
         began = self._clock.monotonic()
         seats, members = await self._store.heartbeat(self.member)
+        failpoint("bus.after_renewal")
         self._deadline = began + self.member.lease_seconds
         self.is_gone = not seats
         self._adopt(seats)
@@ -105,6 +107,7 @@ class Share:
         """Give logs back, with what is acked of them."""
         marks = [log.mark(delivered=max(log.suspect, log.handed)) for log in logs]
         await self._store.commit(self.member, marks, release=True)
+        failpoint("bus.after_release")
         for log in logs:
             del self.logs[log.partition_id]
         self._count()
@@ -118,7 +121,9 @@ class Share:
         free = [seat.partition_id for seat in seats if seat.is_free]
         chosen = random.sample(free, min(wanted, len(free)))
         if chosen:
-            self._adopt(await self._store.claim(self.member, chosen))
+            claimed = await self._store.claim(self.member, chosen)
+            failpoint("bus.after_claim")
+            self._adopt(claimed)
 
     def _adopt(self, seats: Sequence[Seat]) -> None:
         """Drop what others have taken over, begin with what is ours now."""

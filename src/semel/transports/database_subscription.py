@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from semel.clock import SystemClock
 from semel.errors import BusError, describe
+from semel.failpoints import failpoint
 from semel.transports.database_log import Entry, Log
 from semel.transports.database_share import Share
 from semel.transports.delivery import EntryDelivery
@@ -246,6 +247,7 @@ class DatabaseSubscription:
             [(log.partition_id, log.fetched, limit) for log in chosen]
         ):
             found[row.partition_id].append(row)
+        failpoint("bus.after_fetch")
         fresh = [log for log in chosen if found[log.partition_id]]
         for log in fresh:
             # Stored before the delivery: a message that kills the process is not new afterwards.
@@ -266,7 +268,9 @@ class DatabaseSubscription:
         marks = {log: log.mark() for log in dict.fromkeys((*fresh, *dirty))}
         began, self._dirty_since = self._dirty_since, None
         try:
+            failpoint("bus.before_positions")
             kept = await self._store.commit(self.member, list(marks.values()))
+            failpoint("bus.after_positions")
         except BaseException:
             self._dirty_since = began
             raise
