@@ -204,6 +204,22 @@ async def test_fm_p10_clocks_do_not_order_events(storage: SqlAlchemyStorage) -> 
     assert added == await ids(storage)
 
 
+async def test_fm_p10_the_databases_clock_does_not_order_events(
+    storage: SqlAlchemyStorage,
+) -> None:
+    """It may be set back between two commits: the numbers decide."""
+    added = []
+    for _ in range(3):
+        added += await add(storage, "t", key="k")
+    async with storage.engine.begin() as connection:
+        for hours, event_id in enumerate(added):
+            past = datetime.now(UTC) - timedelta(hours=hours)
+            await connection.execute(
+                update(OutboxRecord).where(OutboxRecord.id == event_id).values(created_at=past)
+            )
+    assert added == await ids(storage)
+
+
 async def test_fm_d09_numbers_do_not_run_out(storage: SqlAlchemyStorage, kept: Database) -> None:
     """They have 64 bits; SQLite's have that by any name."""
     async with storage.engine.connect() as connection:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import delete, func, select, update
 
 from semel.errors import BusError
-from semel.sqlalchemy.bus_tables import BusGroup, BusMember
+from semel.sqlalchemy.bus_tables import BusGroup, BusMember, BusMessage
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.testing.contracts.harness import ids, message
 from semel.transports.database import DatabaseMessageBus
@@ -109,6 +109,27 @@ async def test_a_lease_that_was_lost_while_asleep(storage, topic):
                 await asyncio.sleep(0.01)
         (seat,) = await bus._opened.seats(sleeper.member)
         assert (0, "other") == (seat.position, seat.owner)
+
+
+async def test_clocks_do_not_order_messages(storage, topic):
+    """The database's may be set back between two commits: positions decide."""
+    sent = keyed(topic, 3)
+    async with DatabaseMessageBus(storage, partitions=1) as bus:
+        for each in sent:
+            await bus.publish(each)
+        async with storage.engine.begin() as connection:
+            for position in range(3):
+                past = datetime.now(UTC) - timedelta(hours=position)
+                await connection.execute(
+                    update(BusMessage)
+                    .where(
+                        BusMessage.partition_id.in_(await bus._opened.partitions(topic, count=1))
+                    )
+                    .where(BusMessage.position == position)
+                    .values(created_at=past)
+                )
+        async with await read(bus, topic) as reader:
+            assert ids(sent) == ids(await reader.messages(3))
 
 
 @sqlite
