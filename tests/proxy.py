@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Coroutine
 from contextlib import suppress
 from types import TracebackType
@@ -16,7 +17,8 @@ class Proxy:
     """Forwards to `host:port` and disturbs on demand.
 
     `cut()` resets every connection; `cut_after(n)` does so once n more bytes have gone to the
-    server, in the middle of a message if need be. `blackhole` keeps connections open but silent.
+    server, in the middle of a message if need be. `blackhole` keeps connections open but silent;
+    `hold("up")` and `hold("down")` do so to or from the server only, until `release()`.
     `refuse` cuts new connections at once. `latency` delays each piece, in seconds.
 
         async with Proxy.before("amqp://user:pw@127.0.0.1:5672") as proxy:
@@ -30,8 +32,8 @@ class Proxy:
         self.latency = 0.0
         self.accepted = 0  # connections so far
         self.sent = 0  # bytes to the server so far
-        self._open = asyncio.Event()
-        self._open.set()
+        self._open = {"up": asyncio.Event(), "down": asyncio.Event()}
+        self.release()
         self._limit: int | None = None
         self._server: asyncio.Server
         self._writers: set[asyncio.StreamWriter] = set()
@@ -55,14 +57,23 @@ class Proxy:
     @property
     def blackhole(self) -> bool:
         """While true nothing passes, and nothing is closed."""
-        return not self._open.is_set()
+        return not any(way.is_set() for way in self._open.values())
 
     @blackhole.setter
     def blackhole(self, on: bool) -> None:
-        if on:
-            self._open.clear()
-        else:
-            self._open.set()
+        for direction in self._open:
+            self.hold(direction)
+        if not on:
+            self.release()
+
+    def hold(self, direction: str) -> None:
+        """Let nothing pass to the server ("up"), or from it ("down")."""
+        self._open[direction].clear()
+
+    def release(self) -> None:
+        """Let everything pass that was held, in both directions."""
+        for way in self._open.values():
+            way.set()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -116,7 +127,7 @@ class Proxy:
 
     async def _forward(
         self,
-        reader: asyncio.StreamReader,
+        reader: Any,
         writer: asyncio.StreamWriter,
         back: asyncio.StreamWriter,
         *,
@@ -124,7 +135,7 @@ class Proxy:
     ) -> None:
         with suppress(OSError):
             while data := await reader.read(_PIECE):
-                await self._open.wait()
+                await self._open["up" if upstream else "down"].wait()
                 if self.latency:
                     await asyncio.sleep(self.latency)
                 if upstream and self._limit is not None and self.sent + len(data) >= self._limit:
@@ -140,3 +151,25 @@ class Proxy:
         for each in (writer, back):
             self._writers.discard(each)
             each.transport.abort()
+
+
+class KafkaProxy(Proxy):
+    """Also replaces the address that the broker tells its clients to connect to."""
+
+    async def _forward(
+        self,
+        reader: Any,
+        writer: asyncio.StreamWriter,
+        back: asyncio.StreamWriter,
+        *,
+        upstream: bool,
+    ) -> None:
+        host, port = self.target
+        told, ours = (host.encode() + struct.pack("!i", p) for p in (port, self.port))
+
+        class Rewriting:
+            async def read(self, size: int) -> bytes:
+                data: bytes = await reader.read(size)
+                return data.replace(told, ours)
+
+        await super()._forward(reader if upstream else Rewriting(), writer, back, upstream=upstream)

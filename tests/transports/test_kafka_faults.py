@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import struct
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from semel.errors import BusError
 from semel.testing.contracts.harness import by_key, ids, message
 from semel.transports.kafka import KafkaMessageBus
 from semel.transports.kafka_producer import ERRORS, OTHER_ERRORS
-from tests.proxy import Proxy
+from tests.proxy import KafkaProxy
 from tests.transports.kafka_mock import MockCluster
 from tests.transports.kafka_tools import a_bus, keyed, new_topic, read  # noqa: F401  a fixture
 
@@ -181,20 +180,6 @@ async def test_unreachable_broker():
         assert "Connection refused" in str(results[0])
         with pytest.raises(BusError, match="does not answer"):
             await bus.ping()
-
-
-class KafkaProxy(Proxy):
-    """Also replaces the address that the broker tells its clients to connect to."""
-
-    async def _forward(self, reader, writer, back, *, upstream):
-        host, port = self.target
-        told, ours = (host.encode() + struct.pack("!i", p) for p in (port, self.port))
-
-        class Rewriting:
-            async def read(self, size: int) -> bytes:
-                return (await reader.read(size)).replace(told, ours)
-
-        await super()._forward(reader if upstream else Rewriting(), writer, back, upstream=upstream)
 
 
 @pytest.mark.kafka
