@@ -83,7 +83,9 @@ def encode(serializer: Serializer, message: MessageEnvelope) -> Encoded:
 class Serializers:
     """Serializers by the content type that they read; a consumer has one of these.
 
-    The `aliases` of a serializer, if it has any, are other names of its content type.
+    The `aliases` of a serializer, if it has any, are other names of its content type. If one of
+    them is `exclusive`, what none of them reads cannot be decoded: whoever takes a signature away
+    must not get through.
     """
 
     def __init__(self, serializers: Iterable[Serializer] = ()) -> None:
@@ -93,6 +95,7 @@ class Serializers:
                 if self._by_type.setdefault(bare_type(name), serializer) is not serializer:
                     raise ConfigurationError(f"two serializers read {name}: give one of them")
         self.must_prepare = any(hasattr(s, "prepare") for s in self._by_type.values())
+        self._exclusive = any(getattr(s, "exclusive", False) for s in self._by_type.values())
 
     def attach(self, message: MessageEnvelope) -> MessageEnvelope:
         """Return *message* with a payload that its serializer decodes when it is asked for.
@@ -101,13 +104,13 @@ class Serializers:
         """
         serializer = self._by_type.get(bare_type(message.content_type))
         if serializer is None:
-            return message
+            return message.decoded_by(_refuse) if self._exclusive else message
         own = getattr(serializer, "decode", None)
         return message.decoded_by(own or (lambda it: serializer.loads(it.body)))
 
     def reads(self, content_type: str) -> bool:
-        """Tell whether a serializer was given for *content_type*."""
-        return bare_type(content_type) in self._by_type
+        """Tell whether bodies of *content_type* are decoded, or refused, here."""
+        return self._exclusive or bare_type(content_type) in self._by_type
 
     async def prepare(self, message: MessageEnvelope) -> None:
         """Let the serializer fetch what decoding needs; raises if it cannot be had now."""
@@ -115,6 +118,10 @@ class Serializers:
         own = getattr(serializer, "prepare", None)
         if own is not None:
             await own(message)
+
+
+def _refuse(_: MessageEnvelope) -> Any:
+    raise SerializationError("neither signed nor encrypted as this consumer demands")
 
 
 Upcast = Callable[[Any], Any]

@@ -9,6 +9,8 @@ MessagePackSerializer     application/msgpack             msgpack
 AvroSerializer            application/avro                avro
 ProtobufSerializer        application/protobuf            protobuf
 SchemaRegistrySerializer  application/vnd.confluent.avro  schema-registry, avro
+SignedSerializer          application/vnd.semel.jws
+EncryptedSerializer       application/vnd.semel.jwe       encryption
 ========================  ==============================  ===============
 
 A module is imported when one of its names is asked for.
@@ -21,11 +23,13 @@ from typing import Any
 
 _MODULES = {
     "AvroSerializer": "avro",
+    "EncryptedSerializer": "encryption",
     "MessagePackSerializer": "msgspec",
     "MsgspecJsonSerializer": "msgspec",
     "OrjsonSerializer": "orjson",
     "ProtobufSerializer": "protobuf",
     "SchemaRegistrySerializer": "registry",
+    "SignedSerializer": "signing",
 }
 
 __all__ = list(_MODULES)
