@@ -40,6 +40,11 @@ class Holds:
         return True
 
     @property
+    def are_any(self) -> bool:
+        """Whether anything is held."""
+        return bool(self.blocked or self.keys or self.topics or self.tenants)
+
+    @property
     def may_end(self) -> bool:
         """Whether rows are parked for a reason that we shall hear of when it ends."""
         return bool(self.topics or self.tenants or self.keys)

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from semel.envelope import MessageEnvelope
 from semel.relay import Entry, Failure, Instance, Key, Read, Survey
 from semel.sqlalchemy.connection import KeptConnection
+from semel.sqlalchemy.dialects import RowColumns
 from semel.sqlalchemy.layout import DEAD_BLOCKING, DEAD_RELEASED, HOT, PARKED, SCHEDULED
 from semel.sqlalchemy.leases import SqlAlchemyLeases
 from semel.sqlalchemy.tables import OutboxLease, OutboxRecord
@@ -44,8 +45,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         self._reader = KeptConnection(engine, **options)
         self._writer = KeptConnection(engine)
         self._wakeup = WakeUp(engine, notify=notify)
-        self._dialect = engine.dialect
-        self._columns = self._list_columns()
+        self._columns = RowColumns(self._list_columns(), engine.dialect)
 
     async def fetch(
         self,
@@ -56,16 +56,15 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         skip_tenants: Collection[str] = (),
     ) -> Sequence[Entry]:
         """Return unsent rows of the lanes above their floors, lowest first."""
-        statement, parameters = self._database.fetch_lanes(
-            self._columns,
-            reads,
-            tenant_id=tenant_id,
-            skip_topics=skip_topics,
-            skip_tenants=skip_tenants,
-            dialect=self._dialect,
-        )
         async with self._reader.use() as connection:
-            rows = (await connection.execute(statement, parameters)).all()
+            rows = await self._database.fetch_lanes(
+                connection,
+                self._columns,
+                reads,
+                tenant_id=tenant_id,
+                skip_topics=skip_topics,
+                skip_tenants=skip_tenants,
+            )
         return [_entry(row) for row in rows]
 
     def _list_columns(self) -> list[ColumnElement[Any]]:

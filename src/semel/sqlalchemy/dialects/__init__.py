@@ -8,6 +8,7 @@ from sqlalchemy import Dialect
 
 from semel.errors import ConfigurationError
 from semel.sqlalchemy.dialects.base import Database
+from semel.sqlalchemy.dialects.lanes import RowColumns
 from semel.sqlalchemy.dialects.mysql import MySql
 from semel.sqlalchemy.dialects.postgresql import PostgreSql
 from semel.sqlalchemy.dialects.sqlite import Sqlite
@@ -17,6 +18,7 @@ __all__ = [
     "DRIVER_EXTRAS",
     "URL_HINT",
     "Database",
+    "RowColumns",
     "database_of",
     "partial_index_options",
     "table_options",

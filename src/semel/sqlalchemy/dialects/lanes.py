@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Executable,
+    Dialect,
     Text,
     literal,
     null,
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from semel.relay import Read
 
 
-def select_list(columns: Sequence[ColumnElement[Any]], dialect: Any) -> str:
-    """Return the columns as they stand between SELECT and FROM."""
-    sql = str(select(*columns).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-    return sql.partition("SELECT ")[2].rpartition("FROM ")[0].strip()
+class RowColumns:
+    """The columns that the relay reads, and how they stand between SELECT and FROM."""
+
+    def __init__(self, columns: Sequence[ColumnElement[Any]], dialect: Dialect) -> None:
+        self.columns = columns
+        sql = str(select(*columns).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+        self.sql = sql.partition("SELECT ")[2].rpartition("FROM ")[0].strip()
 
 
 class Lanes:
@@ -62,18 +65,17 @@ class Lanes:
         """Return the condition that *column* is one of many numbers."""
         return column.in_(values)
 
-    def fetch_lanes(
+    async def fetch_lanes(
         self,
-        columns: Sequence[ColumnElement[Any]],
+        connection: AsyncConnection,
+        columns: RowColumns,
         reads: Sequence[Read],
         *,
         tenant_id: str | None,
         skip_topics: Collection[str],
         skip_tenants: Collection[str],
-        dialect: Any,
-    ) -> tuple[Executable, Mapping[str, Any]]:
-        """Return the statement that reads several lanes, each with its floor and limit."""
-        names = select_list(columns, dialect)
+    ) -> Sequence[Any]:
+        """Read several lanes, each with its floor and limit; return tuples of the columns."""
         parameters: dict[str, Any] = {}
         conditions = ""
         if tenant_id is not None:
@@ -91,12 +93,13 @@ class Lanes:
             known = ", ".join(str(int(number)) for number in read.known)
             beyond = f" AND sequence NOT IN ({known})" if known else ""
             parts.append(
-                f"SELECT * FROM (SELECT {names} FROM outbox WHERE lane = {int(read.partition)} "  # noqa: S608  integers and constants
+                f"SELECT * FROM (SELECT {columns.sql} FROM outbox WHERE lane = {int(read.partition)} "  # noqa: S608  integers and constants
                 f"AND sequence > {int(read.floor)}{beyond}{conditions} "
                 f"ORDER BY sequence LIMIT {int(read.limit)}) AS lane_{int(read.partition)}"
             )
         sql = " UNION ALL ".join(parts) + " ORDER BY sequence"
-        return text(sql).columns(*columns), parameters
+        statement = text(sql).columns(*columns.columns)
+        return (await connection.execute(statement, parameters)).all()
 
     def _name(self, value: str) -> str | bytes:
         return value.encode() if self.names_are_bytes else value

@@ -17,7 +17,6 @@ from sqlalchemy import (
     DateTime,
     Delete,
     Dialect,
-    Executable,
     Float,
     Insert,
     Table,
@@ -34,14 +33,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, insert
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeEngine
 
 from semel.errors import ConfigurationError, SchemaError
+from semel.sqlalchemy.dialects import asyncpg
 from semel.sqlalchemy.dialects.base import Database
-from semel.sqlalchemy.dialects.lanes import select_list
+from semel.sqlalchemy.dialects.lanes import RowColumns
 from semel.sqlalchemy.dialects.postgresql_sql import (
     COLUMNS,
     DDL_SLOT,
@@ -155,18 +155,18 @@ class PostgreSql(Database):
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {DDL_SLOT})"))
         yield
 
-    def fetch_lanes(
+    async def fetch_lanes(
         self,
-        columns: Sequence[ColumnElement[Any]],
+        connection: AsyncConnection,
+        columns: RowColumns,
         reads: Sequence[Read],
         *,
         tenant_id: str | None,
         skip_topics: Collection[str],
         skip_tenants: Collection[str],
-        dialect: Any,
-    ) -> tuple[Executable, Mapping[str, Any]]:
+    ) -> Sequence[Any]:
         """Probe the index once per lane, in one statement whose text never changes."""
-        return text(fetch_sql(select_list(columns, dialect))), {
+        parameters = {
             "lanes": [read.partition for read in reads],
             "floors": [read.floor for read in reads],
             "limits": [read.limit for read in reads],
@@ -175,6 +175,11 @@ class PostgreSql(Database):
             "tenants": sorted(skip_tenants),
             "tenant": tenant_id,
         }
+        sql = fetch_sql(columns.sql)
+        if asyncpg.drives(connection):
+            sql = asyncpg.numbered(sql, tuple(parameters))
+            return await asyncpg.fetch(connection, sql, parameters.values())
+        return (await connection.execute(text(sql), parameters)).all()
 
     async def busy_partitions(
         self, connection: AsyncConnection, partitions: Collection[int]
@@ -275,11 +280,10 @@ class PostgreSql(Database):
         slots, modes = self._locks(connection, plan)
         columns: list[list[Any]] = [list(column) for column in zip(*plan.rows, strict=True)][:-1]
         arguments = [slots, modes, *columns, list(plan.partitions), list(plan.lanes)]
-        if connection.dialect.driver == "asyncpg" and self._in_transaction(connection):
-            self._run_asyncpg(connection, write_sql(table.name, numbered=True), arguments)
+        names, sql = ("slots", "modes", *COLUMNS), write_sql(table.name)
+        if asyncpg.drives(connection) and self._in_transaction(connection):
+            asyncpg.run(connection, asyncpg.numbered(sql, names), arguments)
         else:
-            names = ("slots", "modes", *COLUMNS)
-            sql = write_sql(table.name, numbered=False)
             connection.execute(text(sql), dict(zip(names, arguments, strict=True)))
 
     def _locks(self, connection: Connection, plan: Plan) -> tuple[list[int], list[bool]]:
@@ -317,18 +321,6 @@ class PostgreSql(Database):
     def _in_transaction(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
         return bool(driver.is_in_transaction())
-
-    def _run_asyncpg(self, connection: Connection, sql: str, arguments: list[Any]) -> None:
-        # Past SQLAlchemy's statement layer: half of the cost of a short transaction is there.
-        adapted: Any = connection.connection.dbapi_connection
-        try:
-            adapted.run_async(lambda driver: driver.execute(sql, *arguments))
-        except Exception as error:
-            state = getattr(error, "sqlstate", None)
-            if not isinstance(state, str):
-                raise
-            wrapper = IntegrityError if state.startswith("23") else OperationalError
-            raise wrapper("INSERT INTO outbox", None, error, hide_parameters=True) from error
 
     def is_transient_cause(self, error: BaseException | None) -> bool:
         """Tell by SQLSTATE; psycopg has none when it cannot connect."""

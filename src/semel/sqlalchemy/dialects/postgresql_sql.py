@@ -95,7 +95,7 @@ def fetch_sql(columns: str) -> str:
 
 
 @cache
-def write_sql(table: str, *, numbered: bool) -> str:
+def write_sql(table: str) -> str:
     """Lock and insert in one round trip.
 
     The locks are taken by a materialised step that the insert joins as one row, so that no
@@ -105,7 +105,7 @@ def write_sql(table: str, *, numbered: bool) -> str:
     values = ", ".join(
         f"CAST(n.{name} AS json)" if name in _DOCUMENTS else f"n.{name}" for name in COLUMNS
     )
-    sql = f"""
+    return f"""
     WITH settings AS MATERIALIZED (
         SELECT set_config('lock_timeout', '{_LOCK_TIMEOUT}', true),
                set_config('idle_in_transaction_session_timeout', '{_IDLE_TIMEOUT}', true)
@@ -126,7 +126,3 @@ def write_sql(table: str, *, numbered: bool) -> str:
     FROM held, unnest({arrays}) WITH ORDINALITY AS n({", ".join(COLUMNS)}, ordinal)
     ORDER BY n.ordinal
     """  # noqa: S608  constants only
-    if numbered:
-        for number, name in enumerate(("slots", "modes", *COLUMNS), start=1):
-            sql = sql.replace(f":{name} ", f"${number} ")
-    return sql

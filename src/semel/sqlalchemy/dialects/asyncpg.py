@@ -1,0 +1,57 @@
+"""Statements that go to asyncpg directly.
+
+Past SQLAlchemy's statement and result layers, which cost as much as a short transaction, and as
+much as decoding the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+
+def drives(connection: Connection | AsyncConnection) -> bool:
+    """Tell whether *connection* is asyncpg's."""
+    return connection.dialect.driver == "asyncpg"
+
+
+@cache
+def numbered(sql: str, names: tuple[str, ...]) -> str:
+    """Return *sql* with `:name ` of each of *names* as `$1 `, `$2 `..., as asyncpg wants it."""
+    for number, name in enumerate(names, start=1):
+        sql = sql.replace(f":{name} ", f"${number} ")
+    return sql
+
+
+def run(connection: Connection, sql: str, arguments: Collection[Any]) -> None:
+    """Execute in the connection's transaction."""
+    adapted: Any = connection.connection.dbapi_connection
+    with _sqlalchemy_errors("INSERT INTO outbox"):
+        adapted.run_async(lambda driver: driver.execute(sql, *arguments))
+
+
+async def fetch(connection: AsyncConnection, sql: str, arguments: Collection[Any]) -> Sequence[Any]:
+    """Return the rows of a query, outside of transactions."""
+    raw = await connection.get_raw_connection()
+    driver: Any = raw.driver_connection
+    with _sqlalchemy_errors("SELECT FROM outbox"):
+        rows: Sequence[Any] = await driver.fetch(sql, *arguments)
+    return rows
+
+
+@contextmanager
+def _sqlalchemy_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        state = getattr(error, "sqlstate", None)
+        if not isinstance(state, str):
+            raise
+        wrapper = IntegrityError if state.startswith("23") else OperationalError
+        raise wrapper(what, None, error, hide_parameters=True) from error
