@@ -141,8 +141,7 @@ class Window:
                 continue
             if sequence <= lane.safe:
                 late += 1
-            if sequence > lane.highest:
-                lane.highest = sequence
+            lane.highest = max(lane.highest, sequence)
             lane.known[sequence] = entry
             self._size += 1
             if entry.status == _PUBLISHING:

@@ -93,8 +93,8 @@ class Lanes:
             known = ", ".join(str(int(number)) for number in read.known)
             beyond = f" AND sequence NOT IN ({known})" if known else ""
             parts.append(
-                f"SELECT * FROM (SELECT {columns.sql} FROM outbox WHERE lane = {int(read.partition)} "  # noqa: S608  integers and constants
-                f"AND sequence > {int(read.floor)}{beyond}{conditions} "
+                f"SELECT * FROM (SELECT {columns.sql} FROM outbox "  # noqa: S608  integers and constants
+                f"WHERE lane = {int(read.partition)} AND sequence > {int(read.floor)}{beyond}{conditions} "
                 f"ORDER BY sequence LIMIT {int(read.limit)}) AS lane_{int(read.partition)}"
             )
         sql = " UNION ALL ".join(parts) + " ORDER BY sequence"
