@@ -94,7 +94,8 @@ class Lanes:
             beyond = f" AND sequence NOT IN ({known})" if known else ""
             parts.append(
                 f"SELECT * FROM (SELECT {columns.sql} FROM outbox "  # noqa: S608  integers and constants
-                f"WHERE lane = {int(read.partition)} AND sequence > {int(read.floor)}{beyond}{conditions} "
+                f"WHERE lane = {int(read.partition)} AND sequence > {int(read.floor)}"
+                f"{beyond}{conditions} "
                 f"ORDER BY sequence LIMIT {int(read.limit)}) AS lane_{int(read.partition)}"
             )
         sql = " UNION ALL ".join(parts) + " ORDER BY sequence"
