@@ -1,0 +1,258 @@
+"""What a run left behind, as `state.json` for the checker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+
+from semel import InboxRecord, OutboxRecord, SqlAlchemyStorage
+from semel.sqlalchemy.tables import IdempotencyRecord, OutboxLease
+from tests.chaos.clients import Clients
+from tests.chaos.plan import ACCOUNTS, BATCH, CONCURRENCY, INITIAL, TENANTS, Plan, read_history
+from tests.chaos.tables import (
+    Account,
+    Committed,
+    Effect,
+    Execution,
+    Takeover,
+    Transition,
+)
+
+_ENDED = ("PROCESSED", "DEAD", "PARKED")
+
+
+class Storages:
+    """Both databases, without a proxy."""
+
+    def __init__(self, db1: str, db2: str) -> None:
+        self.one, self.two = SqlAlchemyStorage(db1), SqlAlchemyStorage(db2)
+        self.both = (self.one, self.two)
+
+    async def close(self) -> None:
+        for storage in self.both:
+            await storage.close()
+
+    async def rows(self, storage: SqlAlchemyStorage, *columns: Any, by: Any) -> list[Any]:
+        reader = storage.engine.execution_options(semel_read_only=True)
+        async with reader.connect() as connection:
+            return list((await connection.execute(select(*columns).order_by(by))).all())
+
+    async def everywhere(self, *columns: Any, by: Any) -> list[Any]:
+        return [row for each in self.both for row in await self.rows(each, *columns, by=by)]
+
+
+async def unsettled(storages: Storages, groups: tuple[str, ...]) -> int:
+    """How much is still under way: unsent rows, and events that a group has not dealt with."""
+    waiting = 0
+    for storage in storages.both:
+        reader = storage.engine.execution_options(semel_read_only=True)
+        async with reader.connect() as connection:
+            unsent = select(func.count()).where(OutboxRecord.status.not_in(["SENT", "DEAD"]))
+            waiting += await connection.scalar(unsent) or 0
+    ledger = {row.id for row in await storages.everywhere(Committed.id, by=Committed.number)}
+    done = await storages.rows(
+        storages.two,
+        *(InboxRecord.consumer_name, InboxRecord.message_id, InboxRecord.status),
+        by=InboxRecord.message_id,
+    )
+    ended = {(row[0], row[1]) for row in done if row[2] in _ENDED}
+    dead = {
+        row.id
+        for row in await storages.everywhere(
+            OutboxRecord.id, OutboxRecord.status, by=OutboxRecord.id
+        )
+        if row.status == "DEAD"
+    }
+    missing = sum((group, each) not in ended for group in groups for each in ledger - dead)
+    return waiting + missing
+
+
+async def collect(
+    plan: Plan,
+    storages: Storages,
+    clients: Clients,
+    *,
+    quiescent_after: float | None,
+    bound: float,
+    operated: int,
+) -> dict[str, Any]:
+    """Return the state; call it when all processes have ended."""
+    history = read_history(plan.folder)
+    wire, unknown = _wire(history)
+    ledger = await storages.everywhere(Committed, by=Committed.number)
+    effects = await storages.rows(storages.two, Effect, by=Effect.seq)
+    outbox = await storages.everywhere(OutboxRecord, by=OutboxRecord.sequence)
+    inbox = await storages.rows(storages.two, InboxRecord, by=InboxRecord.message_id)
+    accounts = await storages.rows(storages.one, Account.id, Account.cents, by=Account.id)
+    changes = await storages.everywhere(Transition, by=Transition.number)
+    taken = {
+        (row.owner, row.until)
+        for row in await storages.everywhere(Takeover.owner, Takeover.until, by=Takeover.number)
+    }
+    return {
+        "config": {
+            "database": plan.database,
+            "bus": plan.bus,
+            "seed": plan.seed,
+            "minutes": plan.minutes,
+            "commit": _commit(),
+        },
+        "ledger": [
+            _pick(row, "id", "tenant", "key", "version", "sha256", "tx", "t") for row in ledger
+        ],
+        "effects": [
+            {"group": row.grp, **_pick(row, "tenant", "id", "key", "version", "sha256", "seq", "t")}
+            for row in effects
+        ],
+        "outbox": [
+            {
+                "id": row.id,
+                "topic": row.topic,
+                "status": row.status,
+                "attempts": row.retry_count,
+                "reason": row.error_message,
+            }
+            for row in outbox
+        ],
+        "parked": [
+            {"group": row.consumer_name, "id": row.message_id, "reason": row.reason}
+            for row in inbox
+            if row.status in ("DEAD", "PARKED")
+        ],
+        "balances": {row.id: row.cents for row in accounts},
+        "initial_total": len(TENANTS) * ACCOUNTS * INITIAL,
+        "idempotency": await _idempotency(storages, clients),
+        "transitions": [
+            {
+                "id": row.id,
+                "from": row.old,
+                "to": row.new,
+                "attempts": row.attempts,
+                "epoch": row.epoch,
+            }
+            for row in changes
+        ],
+        "leases_live": await _leases(storages),
+        "claims_in_flight": await _claims(storages, inbox, outbox),
+        "wire": wire,
+        "crashes": len(taken),
+        "inflight_window": BATCH * CONCURRENCY,
+        "unknown_outcomes": unknown + operated,
+        "resources": _resources(history),
+        "quiescent_after": quiescent_after,
+        "bound": bound,
+    }
+
+
+def _pick(row: Any, *names: str) -> dict[str, Any]:
+    return {name: row._mapping[name] for name in names}
+
+
+def _wire(history: list[dict[str, Any]]) -> tuple[dict[str, int], int]:
+    """Count how often each id may have gone out, and how many outcomes were unknown."""
+    calls: Counter[str] = Counter()
+    unknown = 0
+    for line in history:
+        if line["f"] != "publish":
+            continue
+        if line["type"] == "invoke":
+            calls.update(line["value"]["ids"])
+        else:
+            outcomes = line["value"]["outcomes"]
+            calls.subtract(each for each, outcome in outcomes.items() if outcome == "fail")
+            unknown += sum(outcome == "info" for outcome in outcomes.values())
+    return {each: number for each, number in calls.items() if number > 0}, unknown
+
+
+async def _idempotency(storages: Storages, clients: Clients) -> list[dict[str, Any]]:
+    executed: Mapping[tuple[str, str], list[str]] = defaultdict(list)
+    columns = (Execution.tenant, Execution.key, Execution.body)
+    for row in await storages.rows(storages.one, *columns, by=Execution.number):
+        executed[row.tenant, row.key].append(row.body)
+    found = []
+    for tenant, key in clients.bodies.keys() | executed.keys():
+        bodies = executed[tenant, key]
+        answers = clients.answers.get((tenant, key), [])
+        foreign = sum(status == 201 and body not in bodies for status, _, body in answers)
+        found.append(
+            {
+                "key": key,
+                "tenant": tenant,
+                "executions": len(bodies),
+                "answers": [[status, sha] for status, sha, _ in answers],
+                "conflicts_executed": max(0, len(set(bodies)) - 1) + foreign,
+            }
+        )
+    return found
+
+
+async def _leases(storages: Storages) -> int:
+    now = datetime.now(UTC)
+    columns = (OutboxLease.owner, OutboxLease.expires_at)
+    rows = await storages.everywhere(*columns, by=OutboxLease.partition_no)
+    return sum(row.owner is not None and row.expires_at > now for row in rows)
+
+
+async def _claims(storages: Storages, inbox: list[Any], outbox: list[Any]) -> int:
+    now = datetime.now(UTC)
+    held = await storages.rows(
+        storages.one,
+        *(IdempotencyRecord.state, IdempotencyRecord.locked_until),
+        by=IdempotencyRecord.key_hash,
+    )
+    started = sum(row.state == "STARTED" and bool(row.locked_until > now) for row in held)
+    begun = sum(row.status == "RECEIVED" for row in inbox)
+    return started + begun + sum(row.status in ("PUBLISHING", "FAILED") for row in outbox)
+
+
+def _resources(history: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """The first and the last sample of each process that had a chance to settle."""
+    samples: dict[str, list[dict[str, int]]] = defaultdict(list)
+    for line in history:
+        if line["f"] == "resources":
+            samples[line["proc"]].append(line["value"])
+    last = {proc.partition("#")[0]: proc for proc in samples}
+    return {
+        proc: {name: [found[0][name], found[-1][name]] for name in found[0]}
+        for proc, found in samples.items()
+        if last[proc.partition("#")[0]] == proc and len(found) > 1
+    }
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
+def write(folder: Path, state: dict[str, Any], faults: list[dict[str, Any]]) -> None:
+    """Write `state.json`, and `faults.jsonl` with the time that each took to get over."""
+    when = {row["id"]: 0.0 for row in state["ledger"]}
+    for row in state["effects"]:
+        when[row["id"]] = max(when.get(row["id"], 0.0), row["t"])
+    odd = {row["id"] for row in state["parked"]} | {
+        row["id"] for row in state["transitions"] if "DEAD" in (row["from"], row["to"])
+    }
+    with (folder / "faults.jsonl").open("w") as out:
+        for fault in faults:
+            began, ended = fault["t"], fault["t"] + fault["duration"]
+            felt = [
+                when[row["id"]] - max(began, row["t"])
+                for row in state["ledger"]
+                if began - 1 <= row["t"] <= ended and row["id"] not in odd
+            ]
+            recovered = round(max(felt), 3) if felt else None
+            out.write(json.dumps({**fault, "recovered": recovered}) + "\n")
+    (folder / "state.json").write_text(json.dumps(state, default=str))
