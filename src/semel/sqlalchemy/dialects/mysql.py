@@ -234,5 +234,7 @@ def _number(error: BaseException | None) -> int | None:
 
 def _raise_unless_duplicate(error: IntegrityError) -> None:
     # Triggers may insert elsewhere: MySQL names the table, MariaDB only the key.
-    if _number(error.orig) != _DUPLICATE or not str(error.orig).rstrip("')\"").endswith("PRIMARY"):
+    # Not str(error.orig): it shows the text as Python would write it, escaped if it has quotes.
+    arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
+    if _number(error.orig) != _DUPLICATE or not str(arguments[-1]).endswith("PRIMARY'"):
         raise error

@@ -168,10 +168,17 @@ class InboxStoreContract:
         assert [Admission.NEW] * 5 == list(await admit(storage, *map(receipt, ids)))
         assert [Admission.DUPLICATE] * 5 == list(await admit(storage, *map(receipt, ids)))
 
+    async def test_an_id_may_contain_anything(self, storage: Storage) -> None:
+        """Quotes and the like are parts of it, and it is known when it comes again."""
+        for name in ("a'b", 'a"b', "a'b\"c", "a\\", "a%s:b", "PRIMARY", "'PRIMARY'"):
+            assert [Admission.NEW] == list(await admit(storage, receipt(name)))
+            assert [Admission.DUPLICATE] == list(await admit(storage, receipt(name)))
+
     async def test_the_longest_id_is_kept_whole(self, storage: Storage) -> None:
         """Ids of 255 characters that differ in the last one are two ids."""
         ids = ["é" * 254 + end for end in "xy"]
         assert [Admission.NEW] * 2 == list(await admit(storage, *map(receipt, ids)))
+        assert [Admission.DUPLICATE] * 2 == list(await admit(storage, *map(receipt, ids)))
 
     async def test_the_same_id_with_another_payload_is_a_conflict(self, storage: Storage) -> None:
         """Another hash is a conflict; a missing hash is not."""
