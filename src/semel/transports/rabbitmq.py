@@ -133,6 +133,9 @@ class RabbitMQMessageBus(BaseMessageBus):
             raise InvalidMessageError(f"topic has more than {MAX_SHORT} bytes in UTF-8")
         if self._topology.exchange is None and topic.startswith("amq."):
             raise InvalidMessageError("topic: RabbitMQ keeps names with 'amq.' for itself")
+        if self._topology.is_shared_topic_exchange() and {"*", "#"} & set(topic.split(".")):
+            # A queue is bound by the name of its topic, and would get messages of others.
+            raise InvalidMessageError("topic: * and # are wildcards in a shared topic exchange")
 
     async def ping(self) -> None:
         """Raise `BusError` if the broker does not answer, or takes no messages."""

@@ -100,6 +100,10 @@ class Topology:
             passive=passive or exchange.startswith("amq."),
         )
 
+    def is_shared_topic_exchange(self) -> bool:
+        """Tell whether names of topics are patterns for the broker."""
+        return self.exchange is not None and self.exchange_type == "topic"
+
     def _is_own_topic_exchange(self) -> bool:
         return self.exchange is None and self.exchange_type == "topic"
 
