@@ -1,0 +1,37 @@
+"""The harness finds what other designs lose, and nothing in semel under the same attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.compare import figures_of
+from tests.chaos.peers.relay_run import RelayRun
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
+
+
+def attack(peer: str, folder: Path) -> RelayRun:
+    return RelayRun(peer, folder, seed=1, events=150, deaths=1, outage=3.0)
+
+
+async def test_relay_of_document_001_loses_events_and_order(tmp_path: Path) -> None:
+    """Rows of a dead relay stay PUBLISHING; a retry is overtaken; an outage uses up attempts."""
+    report = await attack("seed", tmp_path).run()
+
+    found = figures_of("seed", report)
+    assert 3 == found["crashes"]
+    assert found["lost"] > 0
+    assert found["out_of_order"] > 0
+    assert found["dead"] > 0
+    stuck = [text for text in report.violations if "its outbox row is PUBLISHING" in text]
+    assert len(stuck) == found["lost"]
+
+
+async def test_semel_loses_nothing_under_the_same_attack(tmp_path: Path) -> None:
+    report = await attack("semel", tmp_path).run()
+
+    assert [] == report.violations
+    assert 3 == report.figures["crashes"]
+    assert {} == report.figures["dead"]
