@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from semel.errors import InvalidMessageError, SerializationError
 from semel.serializers import JSON, JsonSerializer, loads_json
@@ -21,6 +20,14 @@ MAX_METADATA_BYTES = 8192
 MAX_VERSION = 2**31 - 1
 DEFAULT_TENANT = "default"
 
+_OPTIONAL_NAMES = (
+    "key",
+    "aggregate_id",
+    "aggregate_type",
+    "routing_key",
+    "schema_id",
+    "source",
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METADATA_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 _METADATA_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -34,7 +41,8 @@ def new_event_id() -> str:
     value = (milliseconds << 80) | int.from_bytes(os.urandom(10))
     value = (value & ~(0xF << 76)) | (7 << 76)
     value = (value & ~(0x3 << 62)) | (0x2 << 62)
-    return str(UUID(int=value))
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -208,17 +216,18 @@ def validate(envelope: MessageEnvelope) -> None:
     check_name("event_type", envelope.event_type)
     check_name("event_id", envelope.event_id)
     check_tenant(envelope.tenant_id)
-    for name in ("key", "aggregate_id", "aggregate_type", "routing_key", "schema_id", "source"):
-        value = getattr(envelope, name)
-        if value is not None:
-            check_name(name, value)
-    if envelope.order_key is not None:
+    own = envelope.__dict__
+    for name in _OPTIONAL_NAMES:
+        if own[name] is not None:
+            check_name(name, own[name])
+    if own["key"] is None and None not in (own["aggregate_type"], own["aggregate_id"]):
+        # Made of two, it may be too long.
         check_name("order key (aggregate_type:aggregate_id)", envelope.order_key)
     check_name("content_type", envelope.content_type)
     version: object = envelope.schema_version
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= MAX_VERSION:
         raise InvalidMessageError(f"schema_version must be an integer from 1 to {MAX_VERSION}")
-    body: object = envelope.__dict__.get("body", b"")
+    body: object = own.get("body", b"")
     if not isinstance(body, bytes):
         raise InvalidMessageError(f"body must be bytes, not {type(body).__name__}")
     moment: object = envelope.occurred_at
@@ -231,6 +240,8 @@ def validate(envelope: MessageEnvelope) -> None:
 
 def check_name(what: str, value: object, *, limit: int = MAX_NAME) -> str:
     """Return *value* if it is a non-empty, printable string of at most *limit* characters."""
+    if type(value) is str and 0 < len(value) <= limit and value.isascii() and value.isprintable():
+        return value  # as nearly all are
     if not isinstance(value, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(value).__name__}")
     if not value:

@@ -35,13 +35,7 @@ class JsonSerializer:
     def dumps(self, payload: Any) -> bytes:
         """Encode *payload*, or raise `SerializationError`."""
         try:
-            text = json.dumps(
-                payload,
-                allow_nan=False,
-                ensure_ascii=False,
-                separators=(",", ":"),
-                default=to_plain,
-            )
+            text = _encoder.encode(payload)
             body = text.encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise SerializationError(_reason(error)) from None
@@ -206,6 +200,11 @@ def to_plain(value: Any) -> Any:
         f"{type(value).__name__} is not JSON: pass dicts, lists, strings, numbers, dates, "
         "a dataclass, a pydantic model or a msgspec struct"
     )
+
+
+_encoder = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=to_plain
+)
 
 
 def _refuse_constant(name: str) -> Any:

@@ -201,7 +201,9 @@ class SqlAlchemyOutbox:
 
 
 def _record(row: NewRow, envelope: MessageEnvelope, now: datetime) -> OutboxRecord:
-    return OutboxRecord(
+    record = OutboxRecord()
+    # Attribute by attribute, with SQLAlchemy's history of changes, takes ten times as long.
+    record.__dict__.update(
         id=row.id,
         tenant_id=row.tenant_id,
         aggregate_id=row.aggregate_id,
@@ -222,3 +224,4 @@ def _record(row: NewRow, envelope: MessageEnvelope, now: datetime) -> OutboxReco
         created_at=now,
         available_at=row.available_at,
     )
+    return record
