@@ -2,48 +2,74 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
-import os
-import statistics
+import logging
 import sys
+from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from benchmarks.idempotency import requests_with_keys
-from benchmarks.relay import Result, relay_to_a_sink, write_with_events
+from benchmarks import machine
+from benchmarks.questions import NAMES
+from benchmarks.runner import Absent, Bench
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 
-def _database() -> str:
-    url = os.environ.get("SEMEL_TEST_POSTGRES_URL")
-    if not url:
-        sys.exit(
-            "no PostgreSQL: run `make bench`, which starts one, or set SEMEL_TEST_POSTGRES_URL"
-        )
-    return url.replace("postgresql://", "postgresql+asyncpg://", 1)
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", action="append", choices=NAMES, help="ask this question only")
+    parser.add_argument("--full", action="store_true", help="largest backlogs: takes an hour")
+    parser.add_argument("--peers", action="store_true", help="measure other libraries, too")
+    parser.add_argument("--scale", type=float, default=1.0, help="0.05: a twentieth of all sizes")
+    parser.add_argument("--rounds", type=int, default=3, help="how many figures each side gets")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the answers are kept")
+    return parser.parse_args()
 
 
-async def _run() -> list[Result]:
-    url = _database()
-    return [
-        await relay_to_a_sink(url),
-        await write_with_events(url),
-        await requests_with_keys(url),
-    ]
+async def _ask(bench: Bench, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        bench.answers = []
+        with bench.asking(name):
+            try:
+                await import_module(f"benchmarks.questions.{name}").ask(bench)
+            except Absent as reason:
+                sys.stdout.write(f"\n{name}: {reason}\n")
+        found[name] = [answer.as_dict() for answer in bench.answers]
+    return found
+
+
+def keep(found: dict[str, list[dict[str, Any]]], facts: dict[str, Any], path: Path) -> None:
+    """Replace the answers of the questions that were asked; leave the others as they are."""
+    known: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    kept = {name: [a for a in known if a.get("file") == name] for name in NAMES}
+    for name, answers in found.items():
+        kept[name] = [{**answer, "file": name, **facts} for answer in answers] or kept[name]
+    path.parent.mkdir(exist_ok=True)
+    ordered = [answer for name in NAMES for answer in kept[name]]
+    path.write_text(json.dumps(ordered, indent=1) + "\n")
 
 
 def main() -> None:
-    """Run everything, print a table, keep the figures."""
-    results = asyncio.run(_run())
-    for result in results:
-        sys.stdout.write(f"\n{result.question}\n")
-        for side, figures in result.sides.items():
-            middle, spread = statistics.median(figures), max(figures) - min(figures)
-            sys.stdout.write(f"  {side:<24}{middle:>12,.0f}/s   spread {spread:,.0f}\n")
-        sys.stdout.write(f"  ratio {result.ratio:.2f} (target {result.target})\n")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps([result.as_dict() for result in results], indent=2) + "\n")
+    """Ask, print a table per answer, keep the figures."""
+    logging.disable(logging.WARNING)
+    given = _arguments()
+    bench = Bench(scale=given.scale, rounds=given.rounds, full=given.full, peers=given.peers)
+    found = asyncio.run(_ask(bench, given.only or list(NAMES)))
+    facts = {
+        "scale": given.scale,
+        "full": given.full,
+        "machine": machine.describe(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    keep(found, facts, given.output)
+    missed = [a["question"] for answers in found.values() for a in answers if a["met"] is False]
+    sys.stdout.write(f"\nkept in {given.output.name}; targets missed: {', '.join(missed) or 'none'}\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
