@@ -116,12 +116,18 @@ class SqlAlchemyInboxGate:
                     Admission.NEW if key in new else self._collided(connection, database, receipt)
                 )
         answers: list[Admission] = []
+        seen: set[Key] = set()
         for receipt in receipts:
             key = _key(receipt)
-            first = unique[key]
-            if first is receipt:
+            if key not in seen:
+                seen.add(key)
                 answers.append(verdicts[key])
-            elif _differ(first.payload_hash, receipt.payload_hash):
+            elif verdicts[key] is Admission.CONFLICT:
+                # The first of this id is not what the inbox knows: it says nothing about this one.
+                verdicts[key] = self._collided(connection, database, receipt)
+                unique[key] = receipt
+                answers.append(verdicts[key])
+            elif _differ(unique[key].payload_hash, receipt.payload_hash):
                 answers.append(Admission.CONFLICT)
             else:
                 answers.append(Admission.DUPLICATE)

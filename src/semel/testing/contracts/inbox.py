@@ -150,6 +150,16 @@ class InboxStoreContract:
             await admit(storage, receipt(), receipt(), other)
         )
 
+    async def test_each_of_a_batch_is_judged_by_the_row(self, storage: Storage) -> None:
+        """A conflict in front of it makes no conflict, and no duplicate (failure mode C14)."""
+        other = receipt(payload_hash="b" * 64)
+        async with transaction(storage) as gate:
+            assert await gate.settle(receipt(), status=InboxStatus.DEAD, attempts=3, reason="boom")
+        conflict, new, duplicate = Admission.CONFLICT, Admission.NEW, Admission.DUPLICATE
+        assert [conflict, conflict, new, duplicate, conflict] == list(
+            await admit(storage, other, other, receipt(), receipt(), other)
+        )
+
     async def test_tenants_and_consumers_are_separate(self, storage: Storage) -> None:
         """The same id is new for every tenant and every consumer."""
         first = receipt()
