@@ -61,9 +61,9 @@ def no_ghost(run: Run) -> Iterator[Finding]:
         if row["id"] not in run.committed_ids:
             seen.setdefault(row["id"], f"took effect in group {row['group']}")
     for line in run.history:
-        name = line.entry.get("value")
-        if line.entry.get("f") == "deliver" and isinstance(name, str) and name not in known:
-            seen.setdefault(name, f"was delivered to {line.entry.get('proc')}")
+        if line.entry.get("f") == "deliver" and line.entry["value"]["id"] not in known:
+            where = f"was delivered to {line.entry['proc']}"
+            seen.setdefault(line.entry["value"]["id"], where)
     for event_id in run.state.get("wire") or {}:
         if event_id not in known:
             seen.setdefault(event_id, "was on the wire")

@@ -24,15 +24,22 @@ _MORE = {"fds": 32, "tasks": 32, "rss": 96 * 2**20}
 def state_machine(run: Run) -> Iterator[Finding]:
     """Rows change as drawn, attempts only rise, and in the end nobody holds anything."""
     attempts: dict[str, int] = {}
+    charged: set[str] = set()  # before they were tried, in case the process dies of it
     for row in run.rows("transitions"):
         event_id, old, new = row["id"], row.get("from"), row.get("to")
         if new != old and new not in _LEGAL.get(old, set()):
             yield Finding(f"event {event_id} went from {old} to {new}", (event_id,))
         now, before = row.get("attempts") or 0, attempts.get(event_id, 0)
-        if new is not None and now < before and not (new == "NEW" and old in ("SENT", "DEAD")):
+        begins_anew = new == "NEW" and old in ("SENT", "DEAD")
+        refunded = event_id in charged and new == "FAILED" and now == before - 1
+        if new is not None and now < before and not (begins_anew or refunded):
             told = f"event {event_id} went from {before} attempts to {now} as it became {new}"
             yield Finding(told, (event_id,))
         attempts[event_id] = now
+        if new == "PUBLISHING" and now > before:
+            charged.add(event_id)
+        elif new != "PUBLISHING":
+            charged.discard(event_id)
     for name, told in (("leases_live", "leases"), ("claims_in_flight", "claims in flight")):
         left = run.state.get(name) or 0
         if left:
