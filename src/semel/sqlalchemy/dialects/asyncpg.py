@@ -36,6 +36,14 @@ def run(connection: Connection, sql: str, arguments: Collection[Any]) -> None:
         adapted.run_async(lambda driver: driver.execute(sql, *arguments))
 
 
+async def execute(connection: AsyncConnection, sql: str) -> None:
+    """Execute a statement that needs neither a plan nor a transaction."""
+    raw = await connection.get_raw_connection()
+    driver: Any = raw.driver_connection
+    with _sqlalchemy_errors(sql.partition(" ")[0]):
+        await driver.execute(sql)
+
+
 async def fetch(connection: AsyncConnection, sql: str, arguments: Collection[Any]) -> Sequence[Any]:
     """Return the rows of a query, outside of transactions."""
     raw = await connection.get_raw_connection()

@@ -193,7 +193,10 @@ class PostgreSql(Database):
 
     async def notify(self, connection: AsyncConnection, channel: str) -> None:
         """Send an empty notification."""
-        await connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
+        if asyncpg.drives(connection):
+            await asyncpg.execute(connection, f"NOTIFY {channel}")
+        else:
+            await connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
 
     async def listen(self, engine: AsyncEngine, channel: str, callback: Callable[[], None]) -> None:
         """Listen on a connection of its own."""
