@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tests.chaos.report_texts import CHAOS, COMPARISON, HEAD, LAYERS, Section
+from tests.chaos.report_texts import CHAOS, COMPARISON, HEAD, LAYERS, RECOVERY, Section
 
 Result = Mapping[str, Any]
 
@@ -36,7 +36,8 @@ def _head(runs: Sequence[Result]) -> str:
         messages = sum(run["messages"] for run in runs)
         faults = sum(sum(run["faults"].values()) for run in runs)
         wrong = [f"{_words(name)} {sum(run[name] for run in runs)}" for name in _WRONG]
-        told = f"{minutes / 60:.1f} hours of chaos, {messages} events, {faults} faults"
+        spent = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.3g} minutes"
+        told = f"{spent} of chaos, {messages} events, {faults} faults"
         return f"{HEAD}\n\n**{told}: {', '.join(wrong)}.**"
     return HEAD
 
@@ -63,7 +64,7 @@ def _chaos(runs: Sequence[Result]) -> list[str]:
     return _section(
         CHAOS,
         _table(rows),
-        "Faults, and the seconds until work went on; of several runs, the slowest.",
+        RECOVERY,
         _faults(runs),
         f"Events that were not delivered, and why: {_kept_back(runs)}",
     )

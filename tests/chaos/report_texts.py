@@ -31,6 +31,10 @@ effect: twelve invariants.""",
     "make chaos",
 )
 
+RECOVERY = """\
+How often each fault was made, and for how many seconds the slowest event that was committed while it
+lasted had to wait for its effect. Faults overlap, and of several runs the slowest is shown."""
+
 LAYERS = {
     "crash": Section(
         "Crash points",
