@@ -98,7 +98,10 @@ def show(
 def forget(
     terminal: Terminal, message_id: MessageId, *, consumer: Consumer, tenant: Tenant = "default"
 ) -> None:
-    """Let a message be processed again when it comes again: its effects happen again, too."""
+    """Let a message be processed again when it comes again: its effects happen again, too.
+
+    A handler that emits events cannot run again while those of its first run are in the outbox.
+    """
 
     async def look(storage: SqlAlchemyStorage) -> bool:
         found = await storage.inbox.get(message_id, consumer_name=consumer, tenant_id=tenant)
