@@ -36,7 +36,7 @@ def _head(runs: Sequence[Result]) -> str:
         messages = sum(run["messages"] for run in runs)
         faults = sum(sum(run["faults"].values()) for run in runs)
         wrong = [f"{_words(name)} {sum(run[name] for run in runs)}" for name in _WRONG]
-        spent = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.3g} minutes"
+        spent = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.3g} min"
         told = f"{spent} of chaos, {messages} events, {faults} faults"
         return f"{HEAD}\n\n**{told}: {', '.join(wrong)}.**"
     return HEAD

@@ -32,8 +32,8 @@ effect: twelve invariants.""",
 )
 
 RECOVERY = """\
-How often each fault was made, and for how many seconds the slowest event that was committed while it
-lasted had to wait for its effect. Faults overlap, and of several runs the slowest is shown."""
+How often each fault was made, and for how many seconds the slowest event that was committed while
+it lasted had to wait for its effect. Faults overlap, and of several runs the slowest is shown."""
 
 LAYERS = {
     "crash": Section(

@@ -27,7 +27,7 @@ def test_page_tells_the_figures_of_a_run(tmp_path: Path) -> None:
     text = page(collect(results), ["- A bug. Fixed in abc."])
 
     assert (
-        "**1 minutes of chaos, 15 events, 3 faults: "
+        "**1 min of chaos, 15 events, 3 faults: "
         "lost 0, ghosts 0, double effects 0, out of order 0.**"
     ) in text
     [row] = [line for line in text.splitlines() if line.startswith("| sqlite | database |")]
