@@ -25,8 +25,8 @@ business = Table(
 TOPIC = "orders"
 TEXT = "x" * 480
 PAYLOAD = f'{{"text": "{TEXT}"}}'
-#: How many keys `fill` spreads its events over.
-KEYS = 997
+MANY_KEYS = ("{key}", "n % 997 % 64")
+ONE_KEY = ("'hot'", "7")
 
 @contextmanager
 def database(bench: Bench, backend: str = "postgres") -> Iterator[str]:
@@ -65,18 +65,20 @@ async def fill(
     storage: SqlAlchemyStorage,
     events: int,
     *,
-    key: str | None = None,
+    keys: tuple[str, str] = MANY_KEYS,
     name: str = "id-",
     topic: str = TOPIC,
 ) -> None:
-    """Add *events* unsent events: of many keys, or all of one; ids begin with *name*."""
-    where = ("{key}", f"n % {KEYS} % 64") if key is None else (f"'{key}'", "7")
-    await fill_outbox(storage, events, sql=_insert(name, *where, topic=topic))
+    """Add *events* unsent events; ids begin with *name*.
+
+    *keys* are two expressions of SQL, where n is the number of the event: key and partition.
+    """
+    await fill_outbox(storage, events, sql=_insert(name, *keys, topic=topic))
 
 
-async def block(storage: SqlAlchemyStorage, key: str) -> None:
-    """Add a DEAD event that blocks *key*."""
-    sql = _insert("dead-", f"'{key}'", "7", lane=f"7 + {DEAD_BLOCKING}", status="DEAD")
+async def block(storage: SqlAlchemyStorage, key: str, partition: str) -> None:
+    """Add a DEAD event that blocks a key."""
+    sql = _insert("dead-", key, partition, lane=f"{partition} + {DEAD_BLOCKING}", status="DEAD")
     await fill_outbox(storage, 1, sql=sql)
 
 

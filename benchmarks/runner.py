@@ -160,6 +160,24 @@ class Bench:
             )
         )
 
+    def answer_limit(  # noqa: PLR0917  as `answer`
+        self, question: str, title: str, sides: Sides, measured: str, most: float, label: str
+    ) -> Answer:
+        """Keep *measured* relative to a figure that it must not exceed."""
+        ratio = sides[measured].median / most if measured in sides else None
+        return self.keep(
+            Answer(
+                question=question,
+                title=title,
+                sides=sides,
+                measured=measured,
+                against=label,
+                ratio=ratio,
+                target=1.0,
+                at_most=True,
+            )
+        )
+
     def keep(self, answer: Answer) -> Answer:
         """Keep an answer whose ratio was worked out elsewhere."""
         answer.absent = dict(self.absent)

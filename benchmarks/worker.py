@@ -79,7 +79,7 @@ class Workers:
         """End them; return the milliseconds that they measured."""
         found: list[float] = []
         for process in self._processes:
-            out, _ = await process.communicate()
+            out, _ = await process.communicate(b"")
             found += json.loads(out)
         return found
 

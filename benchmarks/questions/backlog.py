@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from benchmarks.databases import fill, refill, settle, storage
 from benchmarks.relaying import Sink, relay
-from benchmarks.runner import Bench, Measure, Sides
+from benchmarks.runner import Bench, Measure
 
 
 async def ask(bench: Bench) -> None:
     sizes = (10_000, 1_000_000, 10_000_000) if bench.full else (10_000, 300_000)
     sizes = tuple(bench.size(size, least=1000) for size in sizes)
     smallest, *larger = sizes
-    sides: Sides = {}
-    for size in larger:
+    for number, size in enumerate(larger, 1):
         # The smallest again beside each: a quarter of an hour may lie between them.
         async with storage(bench) as small, storage(bench) as large:
             share = min(100_000, size // (bench.rounds + 2))
@@ -36,7 +35,7 @@ async def ask(bench: Bench) -> None:
             }
             sides = await bench.compare(measures)
         bench.answer(
-            f"backlog-{size}",
+            f"backlog-{number}",
             f"A backlog of {size:,} events",
             sides,
             f"backlog of {size:,}",

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.databases import block, empty, fill, settle, storage
+from benchmarks.databases import MANY_KEYS, ONE_KEY, block, empty, fill, settle, storage
 from benchmarks.relaying import Sink, relay
 from benchmarks.runner import Bench
 from semel import MessageEnvelope, SqlAlchemyStorage
 from semel.errors import PublishError
 
-HOT = "hot"
 OTHERS = 20
+OTHER_KEYS = (f"'other-' || n % {OTHERS}", f"n % {OTHERS}")
 
 
 async def ask(bench: Bench) -> None:
@@ -26,35 +26,29 @@ def _is_other(message: MessageEnvelope) -> bool:
     return message.key is not None and message.key.startswith("other")
 
 
-async def _add_others(made: SqlAlchemyStorage, each: int) -> None:
-    for number in range(OTHERS):
-        await fill(made, each, key=f"other-{number}", name=f"other{number}-")
-
-
 async def _hot_key(bench: Bench) -> None:
     """The events of one key beside the same number of events of many keys."""
     hot, each = bench.size(10_000, least=1000), bench.size(1000, least=50)
     async with storage(bench) as made:
 
-        async def others(key: str | None) -> float:
+        async def prepare(keys: tuple[str, str]) -> None:
             await empty(made)
-            await fill(made, hot, key=key)
-            await _add_others(made, each)
+            await fill(made, hot, keys=keys)
+            await fill(made, OTHERS * each, keys=OTHER_KEYS, name="other-")
             await settle(made)
+
+        async def others(keys: tuple[str, str]) -> float:
+            await prepare(keys)
             return await relay(made, Sink(OTHERS * each, counts=_is_other), OTHERS * each)
 
-        async def all_of_it() -> float:
-            await empty(made)
-            await fill(made, hot, key=HOT)
-            await fill(made, OTHERS * each)
-            await settle(made)
-            sink = Sink(hot, counts=lambda message: message.key == HOT)
-            return await relay(made, sink, hot)
+        async def the_hot_one() -> float:
+            await prepare(ONE_KEY)
+            return await relay(made, Sink(hot, counts=lambda m: not _is_other(m)), hot)
 
         sides = await bench.compare(
             {
-                "others, undisturbed": lambda: others(None),
-                "others, beside a hot key": lambda: others(HOT),
+                "others, undisturbed": lambda: others(MANY_KEYS),
+                "others, beside a hot key": lambda: others(ONE_KEY),
             }
         )
         title = f"A hot key with {hot:,} events, and {OTHERS} others with {each:,} each"
@@ -63,7 +57,7 @@ async def _hot_key(bench: Bench) -> None:
         )
         if bench.peers:
             rivals = peers.sides(bench, "hot", hot=hot, others=OTHERS, seconds=20)
-            sides = await bench.compare({"semel, hot key": all_of_it, **rivals})
+            sides = await bench.compare({"semel, hot key": the_hot_one, **rivals})
             peers.answer_beside(
                 bench, "hot-key-peers", f"{title}: the hot key", sides, "semel, hot key", 5.0
             )
@@ -133,8 +127,8 @@ async def _blocked_key(bench: Bench) -> None:
     behind = bench.size(100_000, least=5000)
     events = bench.size(20_000, least=2000)
     async with storage(bench) as free, storage(bench) as blocked:
-        await block(blocked, HOT)
-        await fill(blocked, behind, key=HOT, name="behind-")
+        await block(blocked, *ONE_KEY)
+        await fill(blocked, behind, keys=ONE_KEY, name="behind-")
         await settle(blocked)
         rounds = 0
 

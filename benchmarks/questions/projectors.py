@@ -8,7 +8,7 @@ from functools import partial
 
 import asyncpg
 
-from benchmarks.databases import dsn, empty, fill, settle, storage
+from benchmarks.databases import dsn, empty, fill, storage
 from benchmarks.runner import Bench
 from benchmarks.worker import workers
 from semel import SqlAlchemyStorage
@@ -45,23 +45,24 @@ async def _rate(
     """Events per second from the commit of the backlog until the last is acknowledged."""
     url = made.engine.url.render_as_string(hide_password=False)
     await empty(made)
-    async with workers(url, count, lease_seconds=3, sleep_idle=0.5, **settings) as running:
+    async with workers(url, count, lease_seconds=6, sleep_idle=0.5, **settings) as running:
         connection = await asyncpg.connect(dsn(url))
         await _shared_out(connection, count)
-        await fill(made, events)
-        await settle(made)
+        filling = asyncio.create_task(fill(made, events))
+        await _until(connection, "SELECT EXISTS (SELECT FROM outbox)")
         began = time.perf_counter()
         await connection.execute(f"NOTIFY {CHANNEL}")
-        begun_with = await connection.fetchval(_LEFT)
-        while await connection.fetchval(_LEFT):
-            await asyncio.sleep(0.02)
+        await _until(connection, "SELECT NOT EXISTS (SELECT FROM outbox WHERE lane IS NOT NULL)")
         seconds = time.perf_counter() - began
+        await filling
         await connection.close()
         await running.finish()
-    return begun_with / seconds
+    return events / seconds
 
 
-_LEFT = "SELECT count(*) FROM outbox WHERE lane IS NOT NULL"
+async def _until(connection: asyncpg.Connection, condition: str) -> None:
+    while not await connection.fetchval(condition):
+        await asyncio.sleep(0.01)
 
 
 async def _shared_out(connection: asyncpg.Connection, count: int) -> None:

@@ -1,0 +1,102 @@
+"""What do events cost the transaction that writes them?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from benchmarks import peers
+from benchmarks.databases import TEXT, business, empty, storage
+from benchmarks.runner import Answer, Bench, pick
+from semel import SqlAlchemyOutbox
+
+CONNECTIONS = 8
+UNIT = "tx/s"
+PLAIN = "limit: plain transaction"
+TARGETS = {1: 0.7, 10: 0.6}
+
+
+async def ask(bench: Bench) -> None:
+    count = bench.size(8000 if bench.full else 1600, least=80)
+    async with storage(bench) as made:
+        # An engine that semel has never seen.
+        plain = create_async_engine(made.engine.url, pool_size=CONNECTIONS)
+
+        async def rate(events: int) -> float:
+            await empty(made)
+            factory = made.session_factory if events else async_sessionmaker(plain)
+            return await transactions(factory, count, events)
+
+        sides = await bench.compare(
+            {
+                PLAIN: lambda: rate(0),
+                "semel, 1 event": lambda: rate(1),
+                "semel, 10 events": lambda: rate(10),
+                **peers.sides(bench, "write", transactions=count, connections=CONNECTIONS),
+            },
+            unit=UNIT,
+        )
+        await plain.dispose()
+    title = f"A transaction of {CONNECTIONS} connections with {{}} keyed event{{}}"
+    for events, target in TARGETS.items():
+        measured = _name("semel", events)
+        bench.answer(
+            f"write-{events}",
+            title.format(events, "s" * (events > 1)),
+            pick(sides, PLAIN, measured),
+            measured,
+            PLAIN,
+            target,
+        )
+        if bench.peers:
+            _beside(bench, sides, events, title.format(events, "s" * (events > 1)))
+
+
+def _name(who: str, events: int) -> str:
+    return f"{who}, {events} event{'s' * (events > 1)}"
+
+
+def _beside(bench: Bench, sides: dict, events: int, title: str) -> None:
+    """Each peer relative to its own plain transaction, on its own stack."""
+    shares = {
+        who: sides[_name(who, events)].median / sides[f"{who}, plain"].median
+        for who in {name.partition(", ")[0] for name in peers.names_of(sides)}
+    }
+    best = max(shares, key=shares.__getitem__, default=None)
+    ours = sides[_name("semel", events)].median / sides[PLAIN].median
+    shown = [name for who in shares for name in (f"{who}, plain", _name(who, events))]
+    bench.keep(
+        Answer(
+            question=f"write-{events}-peers",
+            title=f"{title}: beside the best peer",
+            sides=pick(sides, PLAIN, _name("semel", events), *shown),
+            measured="semel's share of a plain transaction",
+            against="the best peer's" if best is None else f"that of {best}",
+            ratio=None if best is None else ours / shares[best],
+            target=1.0,
+        )
+    )
+
+
+async def transactions(
+    factory: async_sessionmaker[AsyncSession], count: int, events: int, connections: int = CONNECTIONS
+) -> float:
+    """Business transactions per second, each with so many keyed events."""
+    numbers = iter(range(count))
+
+    async def work() -> None:
+        for number in numbers:
+            async with factory() as session:
+                await session.execute(insert(business), {"text": TEXT[:200]})
+                if events:
+                    outbox = SqlAlchemyOutbox(session)
+                    for _ in range(events):
+                        await outbox.add("orders", {"text": TEXT}, key=f"k{number}")
+                await session.commit()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(connections)))
+    return count / (time.perf_counter() - began)
