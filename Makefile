@@ -57,6 +57,12 @@ bench: $(dev_ready)  ## The benchmark, on real servers
 	@scripts/services up $(SERVICES) || echo "make: not every server is up"
 	@eval "$$(scripts/services env)"; $(bin)/python -m benchmarks $(ARGS)
 
+.PHONY: chaos
+chaos: $(dev_ready)  ## Crashes, simulation, properties, then chaos on every database and bus: 30 minutes
+	@scripts/services up databases || echo "make: not every server is up"
+	@eval "$$(scripts/services env)"; status=0; $(bin)/python -m tests.chaos matrix $(ARGS) || status=$$?; \
+	$(bin)/python -m tests.chaos report; exit $$status
+
 ##@ Work on it
 .PHONY: setup
 setup: $(dev_ready)  ## .venv with semel and all tools

@@ -8,6 +8,7 @@ import random
 import signal
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -166,8 +167,10 @@ class Crew:
         return polite
 
     async def _watch(self) -> None:
-        while True:
+        for turn in count():
             await asyncio.sleep(0.2)
+            if turn % 15 == 0:
+                self.sample()
             for member in list(self.members.values()):
                 if member.wanted and member.process is not None and not member.process.is_alive():
                     self.unasked += 1

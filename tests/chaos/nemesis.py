@@ -33,6 +33,7 @@ class Nemesis:
         self.servers = asyncio.Lock()  # one fault of a server at a time
         self._history = history
         self._bag: list[str] = []
+        self._again = False  # every kind has been in the bag once
 
     @property
     def kinds(self) -> dict[str, Fault]:
@@ -49,18 +50,19 @@ class Nemesis:
         return {kind: fault for kind, fault in found.items() if not absent.get(kind)}
 
     async def rage(self, seconds: float) -> None:
-        """Two at a time, until the time is over; what has begun is finished."""
+        """Two at a time, until the time is over and every kind has come at least once."""
         until = time.monotonic() + seconds
         chance = random.Random(self.plan.seed)
         await asyncio.gather(*(self._hand(chance, until) for _ in range(2)))
 
     async def _hand(self, chance: random.Random, until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, 0.2 + chance.random() * 1.5))
+        while time.monotonic() < until or (self._bag and not self._again):
+            await asyncio.sleep(0.2 + chance.random() * 1.5)
             await self._strike(random.Random(chance.randrange(2**31)), self._next(chance))
 
     def _next(self, chance: random.Random) -> str:
         if not self._bag:
+            self._again = bool(self.faults)
             self._bag = sorted(self.kinds)
             chance.shuffle(self._bag)
         return self._bag.pop()

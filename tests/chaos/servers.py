@@ -40,6 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nats": {"ack_seconds": 4, "timeout_seconds": 3},
     "redis": {"claim_after": 3, "timeout_seconds": 3, "maxlen": None},
 }
+#: Processes die here, machines do not: what is in memory survives all that we do.
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else "/var/tmp"
 _PORTS_ABOVE = 3000
 
 
@@ -88,7 +90,7 @@ async def start(server: Server) -> None:
 @contextmanager
 def _open_folder() -> Iterator[Path]:
     """A folder that other users can read, as servers are."""
-    name = tempfile.mkdtemp(prefix="semel-chaos-", dir="/var/tmp")
+    name = tempfile.mkdtemp(prefix="semel-chaos-", dir=MEMORY)
     try:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -125,11 +127,9 @@ async def ground(plan: Plan) -> AsyncIterator[Ground]:
 
 @contextmanager
 def _databases(plan: Plan) -> Iterator[tuple[str, str]]:
-    # In memory where there is such a folder: processes die here, machines do not.
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with (
-        tempfile.TemporaryDirectory(prefix="semel-chaos-", dir=memory) as first,
-        tempfile.TemporaryDirectory(prefix="semel-chaos-", dir=memory) as second,
+        tempfile.TemporaryDirectory(prefix="semel-chaos-", dir=MEMORY) as first,
+        tempfile.TemporaryDirectory(prefix="semel-chaos-", dir=MEMORY) as second,
         fresh_database(plan.database, Path(first)) as one,
         fresh_database(plan.database, Path(second)) as two,
     ):

@@ -25,6 +25,7 @@ from tests.chaos.tables import (
     Transition,
 )
 
+_WARM = 3.0
 _ENDED = ("PROCESSED", "DEAD", "PARKED")
 
 
@@ -213,16 +214,19 @@ async def _claims(storages: Storages, inbox: list[Any], outbox: list[Any]) -> in
 
 
 def _resources(history: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    """The first and the last sample of each process that had a chance to settle."""
+    """The first and the last sample of each process that lived to the end, once it was warm."""
+    last = {
+        line["proc"].partition("#")[0]: line["proc"] for line in history if line["f"] == "ready"
+    }
+    ready = {line["proc"]: line["t"] for line in history if line["f"] == "ready"}
     samples: dict[str, list[dict[str, int]]] = defaultdict(list)
     for line in history:
-        if line["f"] == "resources":
+        if line["f"] == "resources" and line["t"] > ready.get(line["proc"], line["t"]) + _WARM:
             samples[line["proc"]].append(line["value"])
-    last = {proc.partition("#")[0]: proc for proc in samples}
     return {
         proc: {name: [found[0][name], found[-1][name]] for name in found[0]}
         for proc, found in samples.items()
-        if last[proc.partition("#")[0]] == proc and len(found) > 1
+        if proc in last.values() and len(found) > 1
     }
 
 

@@ -101,6 +101,7 @@ async def _serve(post: Post, history: History) -> None:
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
+    history.write("info", "ready")
     await uvicorn.Server(config).serve()
     await hub.storage.close()
 
@@ -110,7 +111,7 @@ async def _relay(post: Post, history: History) -> None:
     for name, url in (("bank", post.db1), ("desk", post.db2)):
         bus = ShakyBus(make_bus(post, source=name), post, history)
         hubs.append(Hub(name, storage=SqlAlchemyStorage(url), bus=bus, config=CONFIG))  # type: ignore[arg-type]
-    await _run(*hubs, projector=True)
+    await _run(history, *hubs, projector=True)
 
 
 async def _consume(post: Post, history: History) -> None:
@@ -121,19 +122,20 @@ async def _consume(post: Post, history: History) -> None:
             hub.consumer(topic, retry=RETRY, concurrency=4, prefetch=40)
         _subscribe(hub, post, history)
         hubs.append(hub)
-    await _run(*hubs, projector=False)
+    await _run(history, *hubs, projector=False)
 
 
 def make_bus(post: Post, **options: Any) -> Any:
     return bus_from_url(post.bus, **post.bus_options, **options)
 
 
-async def _run(*hubs: Hub, projector: bool) -> None:
+async def _run(history: History, *hubs: Hub, projector: bool) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with AsyncExitStack() as stack:
         for hub in hubs:
             await stack.enter_async_context(hub.running(projector=projector))
+        history.write("info", "ready")
         await stop.wait()
 
 
