@@ -59,7 +59,7 @@ bench: $(dev_ready)  ## The benchmark, on real servers
 
 .PHONY: chaos
 chaos: $(dev_ready)  ## Crashes, simulation, properties, then chaos on every database and bus: 30 minutes
-	@scripts/services up databases || echo "make: not every server is up"
+	@scripts/services up $(SERVICES) || echo "make: not every server is up"
 	@eval "$$(scripts/services env)"; status=0; $(bin)/python -m tests.chaos matrix $(ARGS) || status=$$?; \
 	$(bin)/python -m tests.chaos report; exit $$status
 
