@@ -23,7 +23,7 @@ from tests.chaos.peers.relays import PRODUCERS, SETTINGS, Producer, event
 from tests.services import fresh_database
 
 ROOT = Path(__file__).parents[3]
-_BOUND = 60.0
+_BOUND = 180.0
 _IN_FLIGHT = SETTINGS["batch_size"] * 4
 
 
@@ -31,10 +31,18 @@ class RelayRun:
     """A run of one relay; the same seed writes, kills and cuts the same way for each of them."""
 
     def __init__(
-        self, peer: str, folder: Path, *, seed: int, events: int, deaths: int, outage: float
+        self,
+        peer: str,
+        folder: Path,
+        *,
+        seed: int,
+        events: int,
+        deaths: int,
+        outage: float,
+        lease_seconds: float = 3.0,
     ) -> None:
         self.peer, self.folder, self.seed = peer, folder, seed
-        self.events, self.outage = events, outage
+        self.events, self.outage, self.lease = events, outage, lease_seconds
         self._wire = folder / "wire.jsonl"
         self._random = random.Random(seed)
         self._deaths = [
@@ -120,7 +128,13 @@ class RelayRun:
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         """A relay's process, which finishes its batch and ends after the block."""
         broker = {"seed": self._random.randrange(2**31), "reject": 0.02, "death": death}
-        options = {"peer": self.peer, "url": url, "wire": str(self._wire), "broker": broker}
+        options = {
+            "peer": self.peer,
+            "url": url,
+            "wire": str(self._wire),
+            "broker": broker,
+            "lease_seconds": self.lease,
+        }
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "tests.chaos.peers.relays", json.dumps(options)),

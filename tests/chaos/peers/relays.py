@@ -24,7 +24,7 @@ from semel.sqlalchemy.tables import OutboxLease, OutboxRecord
 from tests.chaos.peers.broker import FileBroker, digest
 from tests.chaos.peers.seed_relay import SCHEMA, SeedRelay
 
-# Both have the same; a production's seconds are tenths here.
+# Both have the same; a production's seconds are tenths here, and so are those of the lease.
 SETTINGS: dict[str, Any] = {
     "batch_size": 20,
     "max_retry_attempts": 5,
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "sleep_idle": 0.2,
     "retry_base_seconds": 0.1,
 }
-_SEMEL: dict[str, Any] = {"lease_seconds": 1.0, "sweep_seconds": 0.5, "breaker_max_seconds": 0.5}
+_SEMEL: dict[str, Any] = {"sweep_seconds": 0.5, "breaker_max_seconds": 0.5}
 _LEDGER = "CREATE TABLE ledger (id VARCHAR(36), key VARCHAR(36), version INT, sha256 CHAR(64))"
 _COMMITTED = "INSERT INTO ledger VALUES (:id, :key, :version, :sha256)"
 _POSITIONAL = "INSERT INTO ledger VALUES ($1, $2, $3, $4)"
@@ -175,7 +175,8 @@ async def _run(options: Mapping[str, Any]) -> None:
             await _until_told(SeedRelay(pool, bus, **SETTINGS))
     else:
         async with SqlAlchemyStorage(options["url"]) as storage:
-            config = OutboxProjectorConfig(**SETTINGS, **_SEMEL)
+            lease = options["lease_seconds"]
+            config = OutboxProjectorConfig(**SETTINGS, **_SEMEL, lease_seconds=lease)
             await _until_told(
                 OutboxProjector(message_bus=bus, store=storage.relay, tenant_id=None, config=config)
             )
