@@ -170,14 +170,17 @@ class RelayRun:
 
     async def _state(self, producer: Producer) -> Mapping[str, Any]:
         lines = self._lines()
-        first = {line["id"]: line for line in reversed(lines)}
-        arrived = sorted(first.values(), key=lines.index)
+        first: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            first.setdefault(line["id"], line)
         rows = await producer.rows()
         return {
             "ledger": [
                 row | {"tenant": "default", "tx": row["id"]} for row in await producer.ledger()
             ],
-            "effects": [line | {"group": "books", "seq": n} for n, line in enumerate(arrived)],
+            "effects": [
+                line | {"group": "books", "seq": n} for n, line in enumerate(first.values())
+            ],
             "outbox": [row | {"topic": "list"} for row in rows],
             "leases_live": await producer.leases(),
             "claims_in_flight": sum(row["status"] == "PUBLISHING" for row in rows),
