@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] = ()) -> int:
             try:
                 report = asyncio.run(case.run(Path(folder), chosen.seed).run())
             except subprocess.CalledProcessError as error:
-                wrong.append(f"{case.name}: cannot be installed here ({error})")
-                continue
+                print(f"{case.name}: cannot be installed here ({error}); nothing is saved")
+                return 1
         rows.append(figures_of(case.name, report))
         print(rows[-1])
         if bool(report.violations) != case.flawed:
