@@ -214,13 +214,21 @@ class Hub:
     async def run_forever(self, *, projector: bool = True, consumers: bool = True) -> None:
         """Run until SIGTERM or SIGINT; then finish what is in flight and hand over the rest.
 
+        A second signal ends the process at once, as a kill would.
         The process is the hub's: what is loaded by now stays, and the garbage collector is told
         to leave it alone, or it would go through it again and again while messages pass.
         """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        numbers = (signal.SIGTERM, signal.SIGINT)
+
+        def end() -> None:
+            stop.set()
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+        for number in numbers:
+            loop.add_signal_handler(number, end)
         try:
             async with self.running(projector=projector, consumers=consumers):
                 gc.collect()
@@ -228,7 +236,7 @@ class Hub:
                 await stop.wait()
         finally:
             gc.unfreeze()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     async def drain(self, *, seconds: float = 30.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from sqlalchemy import select
 from semel.sqlalchemy.bus_tables import BusMessage
 from semel.testing.contracts.rows import add
 from tests.cli.conftest import Cli, both
-from tests.cli.hubs import write_service
+from tests.cli.hubs import SERVICE, write_service
 
 pytestmark = both
 
@@ -74,16 +75,16 @@ def test_relay_without_a_broker(cli: Cli) -> None:
     assert 2 == cli("relay", "--bus", "carrier-pigeon://h").exit_code
 
 
+async def order(storage: Any) -> None:
+    async with storage.unit_of_work() as uow:
+        await uow.outbox.add("orders", {"order_id": "7"}, event_type="OrderPlaced")
+        await uow.commit()
+
+
 def test_run_a_hub(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Projector and consumers, until SIGTERM; log lines may be JSON."""
     name = write_service(cli.folder)
     monkeypatch.setenv("SERVICE_DATABASE", cli.url)
-
-    async def order(storage: Any) -> None:
-        async with storage.unit_of_work() as uow:
-            await uow.outbox.add("orders", {"order_id": "7"}, event_type="OrderPlaced")
-            await uow.commit()
-
     cli.do(order)
     process = cli.start("--log-format", "json", "run", name)
     assert process.stdout is not None
@@ -92,6 +93,26 @@ def test_run_a_hub(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     _, err = process.communicate(timeout=60)
     assert 0 == process.returncode, err
     assert 2 == cli("run", name, "--only", "nothing").exit_code
+
+
+def test_a_second_signal_ends_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one waits for a handler that works; whoever sends another does not want to."""
+    slow = SERVICE.replace("print(", "import asyncio; print(") + "    await asyncio.sleep(600)\n"
+    name = write_service(cli.folder, slow)
+    monkeypatch.setenv("SERVICE_DATABASE", cli.url)
+    cli.do(order)
+    process = cli.start("run", name, stderr=None)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    signals = 0
+    while process.poll() is None and signals < 50:
+        process.send_signal(signal.SIGTERM)
+        signals += 1
+        time.sleep(0.2)
+    process.communicate(timeout=60)
+
+    assert -signal.SIGTERM == process.returncode
+    assert signals >= 2
 
 
 def test_a_broker_in_trouble_is_on_the_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
