@@ -1,4 +1,4 @@
-"""Make an environment per peer: `python -m benchmarks.peers.setup`."""
+"""An environment per peer, kept in .cache/peers; `python -m benchmarks.peers` makes them all."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PEERS = (
     ),
     Peer(
         name="python-cqrs",
-        requirements=("python-cqrs==5.3.0", "asyncpg==0.32.0"),
+        requirements=("python-cqrs[sqlalchemy]==5.3.0", "asyncpg==0.32.0", "sqlalchemy[asyncio]==2.1.8"),
         verbs=("relay", "write"),
     ),
     Peer(
@@ -67,7 +67,7 @@ PEERS = (
         requirements=("sqlalchemy[asyncio]==2.1.8", "asyncpg==0.32.0"),
         verbs=("relay", "write"),
     ),
-    Peer(name="gruelbox", verbs=("relay", "hot")),
+    Peer(name="gruelbox", verbs=("relay",)),
     Peer(
         name="idemkit",
         requirements=("idemkit==1.0.2", "asyncpg==0.32.0", "fastapi==0.162.4", "sqlalchemy[asyncio]==2.1.8"),
@@ -119,7 +119,7 @@ def _java(peer: Peer) -> list[str]:
         jars = maven.class_path(peer.name, JARS)
     except ServiceError as error:
         raise Absent(str(error).splitlines()[0]) from None
-    return ["java", "-cp", jars, str(peer.driver.with_name("Gruelbox.java"))]
+    return ["java", "-cp", jars, str(Path(__file__).with_name("Gruelbox.java"))]
 
 
 def _run(command: list[str], problem: str) -> None:
@@ -138,7 +138,3 @@ def main() -> None:
             print(f"{peer.name}: {reason}")
         else:
             print(f"{peer.name}: ready")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,3 @@
+from benchmarks.peers.setup import main
+
+main()
