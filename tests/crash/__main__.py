@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--story", action="append", choices=list(STORIES))
     parser.add_argument("--failpoint", action="append", help="only these")
     parser.add_argument("--everywhere", action="store_true", help="all failpoints in all stories")
+    parser.add_argument("--once", action="store_true", help="each failpoint in one story")
     parser.add_argument("--most", type=int, help="passes of each failpoint; all unless told")
     parser.add_argument("--deaths", type=int, default=1, help="at each point, one after the other")
     parser.add_argument("--bug", choices=list(BUGS), help="plant a bug, which must be found")
@@ -27,6 +28,7 @@ def main() -> int:
         chosen.database,
         stories=chosen.story or list(STORIES),
         everywhere=chosen.everywhere,
+        once=chosen.once,
         most=chosen.most,
         deaths=chosen.deaths,
         bug=chosen.bug,

@@ -54,6 +54,7 @@ def sweep(
     stories: Collection[str] = tuple(STORIES),
     failpoints: Collection[str] = tuple(FAILPOINTS),
     everywhere: bool = False,
+    once: bool = False,
     most: int | None = None,
     deaths: int = 1,
     bug: str | None = None,
@@ -61,7 +62,8 @@ def sweep(
 ) -> dict[str, Any]:
     """Sweep *stories* on *database*; return the figures, and what was broken.
 
-    A story dies at the failpoints that it is about or, with *everywhere*, at all that it passes.
+    A story dies at the failpoints that it is about or, with *everywhere*, at all that it passes;
+    with *once*, each failpoint kills in one story only, the last that is about it.
     *most* bounds the passes of a failpoint in a story; None means all. With more *deaths* than
     one, the process dies again at the same failpoint after each restart, and only then lives on.
     """
@@ -71,7 +73,9 @@ def sweep(
         places: SimpleQueue[tuple[str, Path]] = context.SimpleQueue()
         for _ in range(workers):
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="semel-crash-")))
-            places.put((stack.enter_context(fresh_database(database, folder)).url, folder))
+            url = stack.enter_context(fresh_database(database, folder)).url
+            Place(url, folder).create()
+            places.put((url, folder))
         # Forked from here, where everything is imported and nothing is open.
         pool = stack.enter_context(context.Pool(workers, _settle, (places,)))
         undisturbed = pool.map(_tell, [(name, bug) for name in stories], chunksize=1)
@@ -81,6 +85,8 @@ def sweep(
             for failpoint in life.hits
             if failpoint in failpoints and (everywhere or STORIES[name].is_about(failpoint))
         ]
+        if once:
+            tasks = list({task.failpoint: task for task in tasks}.values())
         found = pool.map(_sweep, tasks, chunksize=1)
     figures = _figures(found, undisturbed, failpoints)
     return {"database": database, "seconds": round(time.monotonic() - began, 1)} | figures
@@ -116,7 +122,6 @@ def _settle(places: SimpleQueue[tuple[str, Path]]) -> None:
     """Take a database of one's own."""
     global _place  # noqa: PLW0603  one per worker
     _place = Place(*places.get())
-    _place.create()
 
 
 def _tell(told: tuple[str, str | None]) -> Life:
