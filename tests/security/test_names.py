@@ -23,6 +23,7 @@ from semel.transports.memory import InMemoryMessageBus
 from semel.transports.nats import NatsMessageBus
 from semel.transports.pulsar import PulsarMessageBus
 from semel.transports.rabbitmq import RabbitMQMessageBus
+from semel.transports.rabbitmq_topology import queue_name
 from semel.transports.redis import RedisMessageBus
 from tests.scenarios.relaying import config, each_database
 from tests.services import Database, service_url
@@ -169,6 +170,17 @@ def test_sec08_a_shared_exchange_takes_no_patterns(
     with pytest.raises(InvalidMessageError, match="wildcards"):
         buses["rabbitmq-shared"].check_topic(topic)
     buses["rabbitmq"].check_topic(topic)
+
+
+names = st.text("ab.%2E-", min_size=1, max_size=8)
+
+
+@given(one=st.tuples(names, names), two=st.tuples(names, names))
+def test_sec08_no_group_gets_the_queue_of_another(
+    one: tuple[str, str], two: tuple[str, str]
+) -> None:
+    """`a.b` and `c` are not `a` and `b.c`."""
+    assert (one == two) is (queue_name(*one) == queue_name(*two))
 
 
 @pytest.mark.nats

@@ -37,7 +37,7 @@ try:
     )
     from semel.transports.rabbitmq_link import CALL_SECONDS, Link, passing_channel
     from semel.transports.rabbitmq_subscription import RabbitMQSubscription
-    from semel.transports.rabbitmq_topology import Queue, Topology
+    from semel.transports.rabbitmq_topology import Queue, Topology, queue_name
 except ImportError as missing:
     raise ImportError(missing_extra("RabbitMQMessageBus", "rabbitmq")) from missing
 
@@ -66,7 +66,7 @@ class RabbitMQMessageBus(BaseMessageBus):
         *,
         exchange: str | None = None,
         exchange_type: str = "topic",
-        queue: Callable[[str, str], str] = "{}.{}".format,
+        queue: Callable[[str, str], str] = queue_name,
         queue_type: Literal["quorum", "classic"] = "quorum",
         single_active_consumer: bool = True,
         bindings: Mapping[str, Sequence[str]] | None = None,

@@ -18,6 +18,11 @@ from semel.transports.rabbitmq_link import Link, passing_channel
 _FRAMES = 1000  # three make a message; aiormq's ten are too few for a stream of them
 
 
+def queue_name(topic: str, group: str) -> str:
+    """Return `<topic>.<group>`; with a dot of its own a group could get another one's queue."""
+    return f"{topic}.{group.replace('%', '%25').replace('.', '%2E')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """The settings of `RabbitMQMessageBus` that concern exchanges and queues."""
