@@ -89,7 +89,7 @@ released (`tests/chaos/peers/inboxes.py`).
 - Inboxes: messages that come again; handlers that fail at first; consumers that are killed before,
   in and after the handler's transaction.
 
-*Lost*: committed, and without effect in a consumer that nobody will ever tell of it. *Dead*: given
-up while the broker was away.""",
+*Lost*: committed, and without effect in a consumer that nobody will ever tell of it; an event that
+two consumers miss counts twice. *Dead*: given up while the broker was away.""",
     "python -m tests.chaos compare",
 )

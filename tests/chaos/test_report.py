@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.checker import check
 from tests.chaos.folders import clean_folder
-from tests.chaos.report import PAGE, collect, rendered, save
+from tests.chaos.report import BUGS, PAGE, ROOT, collect, rendered, save
 from tests.chaos.report_page import page
 
 
 def test_nobody_wrote_in_the_page() -> None:
     assert rendered() == PAGE.read_text(), "run: python -m tests.chaos report"
+
+
+def test_every_bug_that_was_found_has_its_test() -> None:
+    folders = (ROOT / "tests", ROOT / "src/semel/testing")
+    sources = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
+    bugs = [line for line in BUGS.read_text().splitlines() if line.startswith("- ")]
+    assert bugs
+    for bug in bugs:
+        tests = re.findall(r"`(test_\w+)`", bug)
+        assert tests, bug
+        for test in tests:
+            assert any(f"def {test}(" in source for source in sources), test
 
 
 def chaos(folder: Path) -> dict[str, Any]:
