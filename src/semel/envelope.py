@@ -235,6 +235,11 @@ def validate(envelope: MessageEnvelope) -> None:
         raise InvalidMessageError(
             "occurred_at must be a datetime with a timezone, such as datetime.now(UTC)"
         )
+    if moment.tzinfo is not UTC:
+        try:
+            moment.astimezone(UTC)
+        except OverflowError:
+            raise InvalidMessageError("occurred_at is not within the years 1 to 9999") from None
     check_metadata(envelope.metadata)
 
 

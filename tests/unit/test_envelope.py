@@ -3,7 +3,7 @@
 import copy
 import pickle
 import time
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from uuid import UUID
 
 import pytest
@@ -246,6 +246,12 @@ def test_naive_time(moment):
     """A time without a timezone means something else on every machine."""
     with pytest.raises(InvalidMessageError, match="timezone"):
         message(occurred_at=moment)
+
+
+def test_a_time_that_utc_does_not_have():
+    """It would fail when it is published, and look like trouble with the broker."""
+    with pytest.raises(InvalidMessageError, match="years 1 to 9999"):
+        message(occurred_at=datetime.min.replace(tzinfo=timezone(timedelta(hours=14))))
 
 
 @pytest.mark.parametrize("body", ["text", bytearray(b"x"), None, 5])

@@ -135,7 +135,12 @@ class SqlAlchemyOutbox:
                 raise InvalidMessageError(
                     "available_at must be a datetime with a timezone, such as datetime.now(UTC)"
                 )
-            available_at = available_at.astimezone(UTC)
+            try:
+                available_at = available_at.astimezone(UTC)
+            except OverflowError:
+                raise InvalidMessageError(
+                    "available_at is not within the years 1 to 9999"
+                ) from None
         return new_row(
             envelope,
             serializer=self._serializer,
