@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from math import inf
 
 from semel.errors import ConfigurationError
 
@@ -26,9 +27,9 @@ class RetryPolicy:
         if self.max_attempts < 1:
             raise ConfigurationError("RetryPolicy.max_attempts must be at least 1")
         # Written so that NaN fails, too.
-        if not (0 <= self.base_seconds <= self.max_seconds and self.factor >= 1):
+        if not (0 <= self.base_seconds <= self.max_seconds < inf and 1 <= self.factor < inf):
             raise ConfigurationError(
-                "RetryPolicy needs 0 <= base_seconds <= max_seconds and factor >= 1"
+                "RetryPolicy needs 0 <= base_seconds <= max_seconds and factor >= 1, all finite"
             )
 
     def gives_up(self, attempts: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any, Literal, Self, get_type_hints
 
 from semel.errors import ConfigurationError
@@ -67,8 +68,8 @@ class OutboxProjectorConfig:
             raise ConfigurationError("lease_seconds must be at least 1, and at most a day")
         for name in _POSITIVE:
             # Written so that NaN fails, too.
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be more than 0")
+            if not 0 < getattr(self, name) < inf:
+                raise ConfigurationError(f"{name} must be more than 0, and finite")
         policies = [policy.on_dead for policy in self.topics.values() if policy.on_dead is not None]
         if not {self.on_dead, *policies} <= {"block", "skip"}:
             raise ConfigurationError("on_dead must be 'block' or 'skip'")
@@ -114,12 +115,12 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         if kind is float:
             return float(text)
     except ValueError:
-        raise ConfigurationError(f"{name} must be a number, not {text!r}") from None
+        raise ConfigurationError(f"{name} must be a number, not {text[:40]!r}") from None
     if kind is bool:
         lowered = text.strip().lower()
         if lowered in ("1", "true", "yes", "on"):
             return True
         if lowered in ("0", "false", "no", "off"):
             return False
-        raise ConfigurationError(f"{name} must be true or false, not {text!r}")
+        raise ConfigurationError(f"{name} must be true or false, not {text[:40]!r}")
     return text

@@ -196,7 +196,7 @@ class SqlAlchemyStorage:
 def _make_engine(database: str | URL, options: dict[str, Any]) -> AsyncEngine:
     try:
         url = make_url(database)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is no number is a ValueError
         raise ConfigurationError(f"this is no database URL: {URL_HINT}") from None
     try:
         database_of(cast("Dialect", url.get_dialect())).check_url(url)
@@ -204,12 +204,18 @@ def _make_engine(database: str | URL, options: dict[str, Any]) -> AsyncEngine:
     except ModuleNotFoundError as error:
         extra = DRIVER_EXTRAS.get(str(error.name))
         if extra is None:
-            raise
+            raise ConfigurationError(
+                f"{url.drivername} needs {error.name}, which is not installed: {URL_HINT}"
+            ) from error
         raise ConfigurationError(missing_extra(f"the driver {error.name}", extra)) from error
     except NoSuchModuleError:
         raise ConfigurationError(f"SQLAlchemy knows no {url.drivername}: {URL_HINT}") from None
     except InvalidRequestError:
         raise ConfigurationError(f"{url.drivername} is not asynchronous: {URL_HINT}") from None
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            f"SQLAlchemy refuses this URL, or an option of the engine: {URL_HINT}"
+        ) from None
 
 
 def _engine_of(factory: async_sessionmaker[AsyncSession]) -> AsyncEngine:

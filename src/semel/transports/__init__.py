@@ -48,6 +48,8 @@ def bus_from_url(url: str, **options: Any) -> MessageBus:
     `database://` needs `storage=...`; `database+<SQLAlchemy URL>` makes a storage of its own.
     Raises `ConfigurationError` for an unknown scheme or a client that is not installed.
     """
+    if not isinstance(url, str):
+        raise ConfigurationError(f"a bus URL is a str, not {type(url).__name__}")
     scheme, separator, _ = url.partition("://")
     # database+postgresql+asyncpg://... names a database by its SQLAlchemy URL.
     database = scheme.lower().startswith("database+")
