@@ -126,6 +126,6 @@ def _headers(text: str) -> Mapping[str, str]:
     # Rows that others wrote may hold anything: the consumer parks what it cannot decode.
     try:
         headers = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return headers if isinstance(headers, dict) else {}
