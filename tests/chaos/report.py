@@ -8,6 +8,7 @@ Each layer leaves a file in `.chaos/`. `python -m tests.chaos report` merges the
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ RESULTS = ROOT / ".chaos"
 KEPT = ROOT / "docs" / "reliability" / "results.json"
 BUGS = ROOT / "docs" / "reliability" / "bugs.md"
 PAGE = ROOT / "RELIABILITY.md"
+_PASSWORDS = re.compile(r"//[^/@\s\"]*@")
 
 Result = Mapping[str, Any]
 
@@ -44,7 +46,7 @@ def collect(folder: Path = RESULTS) -> dict[str, Result]:
             "commit": _commit(),
             "date": _day(path.stat().st_mtime),
         }
-        found[path.stem] = about | json.loads(path.read_text())
+        found[path.stem] = about | json.loads(_PASSWORDS.sub("//", path.read_text()))
     return found
 
 

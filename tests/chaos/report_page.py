@@ -18,7 +18,9 @@ def page(results: Mapping[str, Result], bugs: Sequence[str]) -> str:
     """Return the page for all results, by the names of their files."""
     layers: dict[str, list[Result]] = defaultdict(list)
     for name in sorted(results):
-        layers[results[name]["layer"]].append(results[name])
+        variant = name.partition("-")[2]  # crash-postgres, crash-sqlite
+        told = {"run": variant} if variant else {}
+        layers[results[name]["layer"]].append(told | dict(results[name]))
     parts = [_head(layers["chaos"])]
     if layers["chaos"]:
         parts += _chaos(layers["chaos"])
