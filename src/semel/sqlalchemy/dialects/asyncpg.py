@@ -32,8 +32,13 @@ def numbered(sql: str, names: tuple[str, ...]) -> str:
 def run(connection: Connection, sql: str, arguments: Collection[Any]) -> None:
     """Execute in the connection's transaction."""
     adapted: Any = connection.connection.dbapi_connection
-    with _sqlalchemy_errors("INSERT INTO outbox"):
-        adapted.run_async(lambda driver: driver.execute(sql, *arguments))
+    try:
+        with _sqlalchemy_errors("INSERT INTO outbox"):
+            adapted.run_async(lambda driver: driver.execute(sql, *arguments))
+    except OperationalError as error:
+        if error.connection_invalidated:
+            connection.invalidate(error)  # as SQLAlchemy does: it must not go back to the pool
+        raise
 
 
 async def execute(connection: AsyncConnection, sql: str) -> None:
@@ -58,8 +63,17 @@ def _sqlalchemy_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        state = getattr(error, "sqlstate", None)
-        if not isinstance(state, str):
+        state, lost = getattr(error, "sqlstate", None) or "", is_lost(error)
+        if not state and not lost:
             raise
         wrapper = IntegrityError if state.startswith("23") else OperationalError
-        raise wrapper(what, None, error, hide_parameters=True) from error
+        raise wrapper(
+            what, None, error, hide_parameters=True, connection_invalidated=lost
+        ) from error
+
+
+def is_lost(error: BaseException | None) -> bool:
+    """Tell what asyncpg itself says of a connection that broke: no SQLSTATE came with it."""
+    name = type(error).__name__
+    closed = name == "InterfaceError" and "connection is closed" in str(error)
+    return closed or name == "InternalClientError"

@@ -326,12 +326,13 @@ class PostgreSql(Database):
         return bool(driver.is_in_transaction())
 
     def is_transient_cause(self, error: BaseException | None) -> bool:
-        """Tell by SQLSTATE; psycopg has none when it cannot connect."""
+        """Tell by SQLSTATE; there is none when psycopg cannot connect, or asyncpg is cut off."""
         state = getattr(error, "sqlstate", None)
         if isinstance(state, str):
             return state in _TRANSIENT or state.startswith(_TRANSIENT_CLASSES)
-        return type(error).__module__.startswith("psycopg") and any(
-            base.__name__ == "OperationalError" for base in type(error).__mro__
+        return asyncpg.is_lost(error) or (
+            type(error).__module__.startswith("psycopg")
+            and any(base.__name__ == "OperationalError" for base in type(error).__mro__)
         )
 
     def lock_guards(self) -> Sequence[ColumnElement[Any]]:
