@@ -1,4 +1,4 @@
-"""`python -m tests.chaos run|check|matrix|report|compare`: processes, real servers, and harm."""
+"""`python -m tests.chaos run` and its companions: processes, real servers, and harm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def main() -> int:
     matrix.add_argument("--minutes", type=float, default=30.0)
     matrix.add_argument("--seed", type=int, default=int(time.time()))
     matrix.set_defaults(command=lambda given: _module("matrix").run(given.minutes, given.seed))
-    for name, text in (("report", "make RELIABILITY.md"), ("compare", "others, the same way")):
+    others = {
+        "report": "make RELIABILITY.md",
+        "compare": "other designs, checked the same way",
+        "export": "a run as EDN, for elle-cli",
+    }
+    for name, text in others.items():
         other = commands.add_parser(name, help=text)
         other.add_argument("rest", nargs=argparse.REMAINDER)
         other.set_defaults(command=lambda given, name=name: _module(name).main(given.rest))

@@ -76,7 +76,7 @@ class Clients:
         """Ask with a key until there is an answer; now and then at once, or with another body."""
         tenant = chance.choice(TENANTS)
         source, target = chance.sample(range(ACCOUNTS), 2)
-        body = {
+        body: dict[str, Any] = {
             "source": f"{tenant}-a{source}",
             "target": f"{tenant}-a{target}",
             "cents": chance.randrange(1, 500),

@@ -31,6 +31,8 @@ _LOCK = {
     "mariadb": "LOCK TABLES outbox WRITE",
     "sqlite": "SELECT 1",  # its transactions lock the whole file
 }
+_RELOAD = "SELECT pg_reload_conf()"
+_READ_ONLY = "default_transaction_read_only"
 
 
 def _choose(nemesis: Nemesis, chance: random.Random) -> tuple[str, SqlAlchemyStorage]:
@@ -63,6 +65,20 @@ async def killed(nemesis: Nemesis, chance: random.Random) -> str | None:
         for storage in nemesis.storages.both:
             await storage.engine.dispose()
     return server.name
+
+
+async def read_only(nemesis: Nemesis, chance: random.Random) -> str | None:
+    """The server refuses to write, as one that has become a replica."""
+    engine = nemesis.storages.one.engine.execution_options(isolation_level="AUTOCOMMIT")
+    async with nemesis.servers, engine.connect() as connection:
+        await connection.exec_driver_sql(f"ALTER SYSTEM SET {_READ_ONLY} = on")
+        await connection.exec_driver_sql(_RELOAD)
+        try:
+            await asyncio.sleep(0.5 + 2.5 * chance.random())
+        finally:
+            await connection.exec_driver_sql(f"ALTER SYSTEM RESET {_READ_ONLY}")
+            await connection.exec_driver_sql(_RELOAD)
+    return nemesis.plan.database
 
 
 async def table_locked(nemesis: Nemesis, chance: random.Random) -> str | None:
@@ -140,6 +156,7 @@ async def _bulk(nemesis: Nemesis, storage: SqlAlchemyStorage, verb: Verb, **opti
 DATABASE_FAULTS: dict[str, Fault] = {
     "connections terminated": terminated,
     "database killed": killed,
+    "database read-only": read_only,
     "table locked": table_locked,
     "idle in transaction": idle_in_transaction,
     "cleanup": cleanup,

@@ -13,7 +13,7 @@ from tests.chaos.database_faults import DATABASE_FAULTS
 from tests.chaos.plan import History, Plan
 from tests.chaos.process_faults import LINK_FAULTS, PROCESS_FAULTS
 from tests.chaos.servers import Ground
-from tests.chaos.state import Storages
+from tests.chaos.storages import Storages
 
 Fault = Callable[["Nemesis", random.Random], Awaitable[str | None]]
 
@@ -45,6 +45,8 @@ class Nemesis:
             "disk full": self.plan.database != "sqlite",
             "connections terminated": self.plan.database == "sqlite",
             "database killed": self.ground.database_server is None,
+            "database read-only": self.ground.database_server is None
+            or self.plan.database != "postgres",
             "broker killed": self.ground.broker is None,
         }
         return {kind: fault for kind, fault in found.items() if not absent.get(kind)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LEASE = 2.0
+LEASE = 3.0
 BATCH, CONCURRENCY = 20, 2
 GROUPS = ("books", "audit")
 TENANTS = ("north", "south")

@@ -110,13 +110,27 @@ async def disk_full(nemesis: Nemesis, chance: random.Random) -> str | None:
     url = nemesis.ground.db2 if member.role == "consumer" else nemesis.ground.db1
     wal = Path(f"{make_url(url).database}-wal")
     size = wal.stat().st_size if wal.exists() else 0
+    return await _limited(member, resource.RLIMIT_FSIZE, size, 0.5 + 2 * chance.random())
+
+
+async def no_descriptors(nemesis: Nemesis, chance: random.Random) -> str | None:
+    """A process can open no file and no connection beyond those that it has."""
+    member = nemesis.pick(chance)
+    if member is None or member.pid is None:
+        return None
+    most = max(int(each.name) for each in Path(f"/proc/{member.pid}/fd").iterdir()) + 1
+    return await _limited(member, resource.RLIMIT_NOFILE, most, 0.5 + 2 * chance.random())
+
+
+async def _limited(member: Member, kind: int, limit: int, seconds: float) -> str:
     async with member.lock:
         pid = member.pid
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        await asyncio.sleep(0.5 + 2 * chance.random())
+        assert pid is not None
+        before = resource.prlimit(pid, kind)
+        resource.prlimit(pid, kind, (limit, before[1]))
+        await asyncio.sleep(seconds)
         if member.pid == pid:
-            unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
+            resource.prlimit(pid, kind, before)
     return member.name
 
 
@@ -145,6 +159,7 @@ PROCESS_FAULTS: dict[str, Fault] = {
     "rebalance storm": rebalance_storm,
     "clock offset": clock_offset,
     "disk full": disk_full,
+    "no descriptors": no_descriptors,
     "broker killed": broker_killed,
 }
 

@@ -15,7 +15,8 @@ from tests.chaos.database_faults import requeue
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.plan import GROUPS, LEASE, TROUBLE, History, Plan
 from tests.chaos.servers import Ground, declare, ground
-from tests.chaos.state import Storages, collect, unsettled, write
+from tests.chaos.state import collect, write
+from tests.chaos.storages import Storages, unsettled
 
 _CLIENTS = {"sqlite": (4, 0.25), "postgres": (6, 0.12), "mariadb": (6, 0.12)}
 _PATIENCE = 180.0  # for what takes seconds where nobody else works

@@ -49,7 +49,8 @@ def tenant(x_tenant: Annotated[str, Header()]) -> str:
 def create_app(hub: Hub, seed: int) -> FastAPI:
     app = FastAPI()
     chance = random.Random(seed)
-    policy = IdempotencyPolicy(lease=timedelta(seconds=LEASE))
+    # Longer than a handler takes, or all who ask would undo each other.
+    policy = IdempotencyPolicy(lease=timedelta(seconds=2 * LEASE))
     app.add_middleware(IdempotencyMiddleware, storage=hub.storage, policy=policy)
     uow_of = Depends(unit_of_work(hub, tenant=tenant), scope="function")
     claim = Depends(idempotency_key(principal=user, tenant=tenant))

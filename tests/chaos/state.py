@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
-
-from semel import InboxRecord, OutboxRecord, SqlAlchemyStorage
+from semel import InboxRecord, OutboxRecord
 from semel.sqlalchemy.tables import IdempotencyRecord, OutboxLease
+from tests.chaos import facts
 from tests.chaos.clients import Clients
-from tests.chaos.plan import ACCOUNTS, BATCH, CONCURRENCY, INITIAL, TENANTS, Plan, read_history
+from tests.chaos.plan import (
+    ACCOUNTS,
+    BATCH,
+    CONCURRENCY,
+    GROUPS,
+    INITIAL,
+    TENANTS,
+    Plan,
+    read_history,
+)
+from tests.chaos.storages import Storages
 from tests.chaos.tables import (
     Account,
     Committed,
@@ -24,55 +33,6 @@ from tests.chaos.tables import (
     Takeover,
     Transition,
 )
-
-_WARM = 3.0
-_ENDED = ("PROCESSED", "DEAD", "PARKED")
-
-
-class Storages:
-    """Both databases, without a proxy."""
-
-    def __init__(self, db1: str, db2: str) -> None:
-        self.one, self.two = SqlAlchemyStorage(db1), SqlAlchemyStorage(db2)
-        self.both = (self.one, self.two)
-
-    async def close(self) -> None:
-        for storage in self.both:
-            await storage.close()
-
-    async def rows(self, storage: SqlAlchemyStorage, *columns: Any, by: Any) -> list[Any]:
-        reader = storage.engine.execution_options(semel_read_only=True)
-        async with reader.connect() as connection:
-            return list((await connection.execute(select(*columns).order_by(by))).all())
-
-    async def everywhere(self, *columns: Any, by: Any) -> list[Any]:
-        return [row for each in self.both for row in await self.rows(each, *columns, by=by)]
-
-
-async def unsettled(storages: Storages, groups: tuple[str, ...]) -> int:
-    """How much is still under way: unsent rows, and events that a group has not dealt with."""
-    waiting = 0
-    for storage in storages.both:
-        reader = storage.engine.execution_options(semel_read_only=True)
-        async with reader.connect() as connection:
-            unsent = select(func.count()).where(OutboxRecord.status.not_in(["SENT", "DEAD"]))
-            waiting += await connection.scalar(unsent) or 0
-    ledger = {row.id for row in await storages.everywhere(Committed.id, by=Committed.number)}
-    done = await storages.rows(
-        storages.two,
-        *(InboxRecord.consumer_name, InboxRecord.message_id, InboxRecord.status),
-        by=InboxRecord.message_id,
-    )
-    ended = {(row[0], row[1]) for row in done if row[2] in _ENDED}
-    dead = {
-        row.id
-        for row in await storages.everywhere(
-            OutboxRecord.id, OutboxRecord.status, by=OutboxRecord.id
-        )
-        if row.status == "DEAD"
-    }
-    missing = sum((group, each) not in ended for group in groups for each in ledger - dead)
-    return waiting + missing
 
 
 async def collect(
@@ -86,7 +46,8 @@ async def collect(
 ) -> dict[str, Any]:
     """Return the state; call it when all processes have ended."""
     history = read_history(plan.folder)
-    wire, unknown = _wire(history)
+    wire, unknown = facts.wire(history)
+    marks = facts.marks(history)
     ledger = await storages.everywhere(Committed, by=Committed.number)
     effects = await storages.rows(storages.two, Effect, by=Effect.seq)
     outbox = await storages.everywhere(OutboxRecord, by=OutboxRecord.sequence)
@@ -104,6 +65,7 @@ async def collect(
             "seed": plan.seed,
             "minutes": plan.minutes,
             "commit": _commit(),
+            "groups": GROUPS,
         },
         "ledger": [
             _pick(row, "id", "tenant", "key", "version", "sha256", "tx", "t") for row in ledger
@@ -137,6 +99,7 @@ async def collect(
                 "to": row.new,
                 "attempts": row.attempts,
                 "epoch": row.epoch,
+                "stale": _is_stale(row, marks),
             }
             for row in changes
         ],
@@ -146,7 +109,7 @@ async def collect(
         "crashes": len(taken),
         "inflight_window": BATCH * CONCURRENCY,
         "unknown_outcomes": unknown + operated,
-        "resources": _resources(history),
+        "resources": facts.resources(history),
         "quiescent_after": quiescent_after,
         "bound": bound,
     }
@@ -156,20 +119,10 @@ def _pick(row: Any, *names: str) -> dict[str, Any]:
     return {name: row._mapping[name] for name in names}
 
 
-def _wire(history: list[dict[str, Any]]) -> tuple[dict[str, int], int]:
-    """Count how often each id may have gone out, and how many outcomes were unknown."""
-    calls: Counter[str] = Counter()
-    unknown = 0
-    for line in history:
-        if line["f"] != "publish":
-            continue
-        if line["type"] == "invoke":
-            calls.update(line["value"]["ids"])
-        else:
-            outcomes = line["value"]["outcomes"]
-            calls.subtract(each for each, outcome in outcomes.items() if outcome == "fail")
-            unknown += sum(outcome == "info" for outcome in outcomes.values())
-    return {each: number for each, number in calls.items() if number > 0}, unknown
+def _is_stale(row: Any, marks: Mapping[tuple[str, int], set[int]]) -> bool:
+    """Whether the writer's epoch was none that the lease had at that moment."""
+    believed = marks.get((row.id, row.attempts), set())
+    return row.new in ("FAILED", "DEAD") and bool(believed) and row.epoch not in believed
 
 
 async def _idempotency(storages: Storages, clients: Clients) -> list[dict[str, Any]]:
@@ -210,24 +163,7 @@ async def _claims(storages: Storages, inbox: list[Any], outbox: list[Any]) -> in
     )
     started = sum(row.state == "STARTED" and bool(row.locked_until > now) for row in held)
     begun = sum(row.status == "RECEIVED" for row in inbox)
-    return started + begun + sum(row.status in ("PUBLISHING", "FAILED") for row in outbox)
-
-
-def _resources(history: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    """The first and the last sample of each process that lived to the end, once it was warm."""
-    last = {
-        line["proc"].partition("#")[0]: line["proc"] for line in history if line["f"] == "ready"
-    }
-    ready = {line["proc"]: line["t"] for line in history if line["f"] == "ready"}
-    samples: dict[str, list[dict[str, int]]] = defaultdict(list)
-    for line in history:
-        if line["f"] == "resources" and line["t"] > ready.get(line["proc"], line["t"]) + _WARM:
-            samples[line["proc"]].append(line["value"])
-    return {
-        proc: {name: [found[0][name], found[-1][name]] for name in found[0]}
-        for proc, found in samples.items()
-        if proc in last.values() and len(found) > 1
-    }
+    return int(started + begun + sum(row.status in ("PUBLISHING", "FAILED") for row in outbox))
 
 
 def _commit() -> str:

@@ -136,7 +136,9 @@ _TRIGGERS = (
 )
 
 
-def _trigger(database: str, name: str, moment: str, table: str, when: str | None, do: str):
+def _trigger(
+    database: str, name: str, moment: str, table: str, when: str | None, do: str
+) -> list[str]:
     head = f"CREATE TRIGGER {name} AFTER {moment} ON {table} FOR EACH ROW"
     if database == "sqlite":
         condition = f" WHEN {when}" if when else ""

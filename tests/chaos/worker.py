@@ -41,13 +41,13 @@ CONFIG = OutboxProjectorConfig(
     retry_base_seconds=0.1,
     retry_max_seconds=1,
 )
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children of the fork server inherit that
 RETRY = RetryPolicy(max_attempts=10, base_seconds=0.05, max_seconds=0.3)
 
 
 def work(post: Post) -> None:
     """Be the process that *post* describes, until a signal."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # never outlive the harness
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = os.open(post.folder / f"{post.name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
@@ -109,9 +109,28 @@ async def _serve(post: Post, history: History) -> None:
 async def _relay(post: Post, history: History) -> None:
     hubs = []
     for name, url in (("bank", post.db1), ("desk", post.db2)):
-        bus = ShakyBus(make_bus(post, source=name), post, history)
-        hubs.append(Hub(name, storage=SqlAlchemyStorage(url), bus=bus, config=CONFIG))  # type: ignore[arg-type]
+        bus: Any = ShakyBus(make_bus(post, source=name), post, history)
+        storage = SqlAlchemyStorage(url)
+        _watch(storage, history)
+        hubs.append(Hub(name, storage=storage, bus=bus, config=CONFIG))
     await _run(history, *hubs, projector=True)
+
+
+def _watch(storage: SqlAlchemyStorage, history: History) -> None:
+    """Write down under which epoch a failure was stored; a trigger knows that of the lease."""
+    fail = storage.relay.fail
+
+    async def watched(instance: Any, epochs: Any, failures: Any) -> Any:
+        written = await fail(instance, epochs, failures)
+        marks = [
+            [each.entry.envelope.event_id, each.attempts, epochs[each.entry.partition]]
+            for each in failures
+            if each.entry.sequence in written
+        ]
+        history.write("ok", "mark", value=marks)
+        return written
+
+    storage.relay.fail = watched  # type: ignore[method-assign]
 
 
 async def _consume(post: Post, history: History) -> None:
