@@ -12,6 +12,7 @@ Result = Mapping[str, Any]
 
 _WRONG = ("lost", "ghosts", "double_effects", "out_of_order")
 _ABOUT = ("layer", "commit", "date")
+_FEW = 6  # counts that a cell of a table lists one by one
 
 
 def page(results: Mapping[str, Result], bugs: Sequence[str]) -> str:
@@ -132,6 +133,8 @@ def _figures(results: Sequence[Result]) -> str:
 
 def _told(value: Any) -> Any:
     match value:
+        case dict() if len(value) > _FEW and all(isinstance(n, int) for n in value.values()):
+            return sum(value.values())
         case dict():
             return ", ".join(f"{name} {_told(each)}" for name, each in value.items())
         case list():

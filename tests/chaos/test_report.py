@@ -69,7 +69,8 @@ def test_page_shows_what_went_wrong(tmp_path: Path) -> None:
 
 def test_other_layers_are_tables_of_whatever_they_counted(tmp_path: Path) -> None:
     """A file that does not tell its layer is named after it."""
-    crash = json.dumps({"points": 40, "by_story": {"shop": 3}, "violations": []})
+    many = {f"point {n}": n for n in range(10)}
+    crash = json.dumps({"points": many, "by_story": {"shop": 3}, "violations": []})
     (tmp_path / "crash-sqlite.json").write_text(crash)
     (tmp_path / "crash-postgres.json").write_text(crash)
     mutants = {"found": 1, "bugs": 2, "findings": [_finding("tests/a.py"), _finding(None)]}
@@ -77,8 +78,8 @@ def test_other_layers_are_tables_of_whatever_they_counted(tmp_path: Path) -> Non
     text = page(collect(tmp_path), [])
 
     assert "| run | points | by story | violations | commit |" in text
-    assert "| postgres | 40 | shop 3 | 0 | " in text
-    assert "| sqlite | 40 | shop 3 | 0 | " in text
+    assert "| postgres | 45 | shop 3 | 0 | " in text
+    assert "| sqlite | 45 | shop 3 | 0 | " in text
     assert "| B1: no fence | `tests/a.py` | 2.5 |" in text
     assert "| B1: no fence | **nobody** | 2.5 |" in text
     assert "Process chaos" not in text
