@@ -145,7 +145,8 @@ class Bus(InMemoryMessageBus):
         delay = node.world.chance.random() / 50
         loop.outside(delay, self._server.accept, node, batch, outcomes, answer)
         await answer
-        await node.wire.travel(back=True)
+        if delay < 0.01:
+            await node.wire.travel(back=True)
 
     async def _subscribe(self, topic: str, group: str, prefetch: int) -> Member:
         await self._node.wire.travel()

@@ -7,17 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semel import charging, publishing, sending
+from semel import publishing, sending
 from semel.dispatch import Item
 from semel.errors import PublishError
 from semel.handling import Handling
+from semel.idempotency.claims import refusal
 from semel.idempotency.functions import Idempotency
 from semel.processing import InboxResult, Job, Outcome, Processor
 from semel.relay import Entry
 from semel.sending import DestinationError, Sender
 from semel.sqlalchemy.idempotency import SqlAlchemyIdempotencyStore
 from semel.sqlalchemy.relay import SqlAlchemyRelayStore
-from semel.states import Admission
+from semel.states import Admission, Verdict
 from semel.window import Window
 
 Results = Sequence[PublishError | None]
@@ -80,7 +81,6 @@ def outage_counts() -> None:
     """Trouble with the broker is held against the events."""
     for module in (publishing, sending):
         module.is_trouble = lambda _result: False  # type: ignore[attr-defined]
-    charging.PublishError = PublishError  # type: ignore[attr-defined]
 
 
 def backoff_per_row() -> None:
@@ -135,6 +135,8 @@ def answer_apart() -> None:
         held = await store.claim(key, fingerprint=fingerprint, lease=self.lease, keep=self.keep)
         if held.answer is not None:
             return held.answer.body
+        if held.verdict is not Verdict.CLAIMED:
+            raise refusal(held.verdict)
         async with self._storage.unit_of_work() as uow:
             answer = self._answer(await function(uow))
             await uow.commit()

@@ -166,6 +166,8 @@ class _Cursor:
             cursor.close()
 
         verb = sql.lstrip()[:6].upper()
+        if verb == "BEGIN ":
+            connection.node.world.spring("begin", connection.node)
         alone = not connection.in_transaction and verb in ("INSERT", "UPDATE", "DELETE")
         await connection.call(work, f"{verb} {_table(sql)}", durable=alone)
 

@@ -108,7 +108,7 @@ def _states(world: World) -> Iterator[str]:
                 yield f"state: {name} was deleted"
         elif before != after and (before, after) not in _LEGAL:
             yield f"state: {name} went from {before} to {after}"
-        if before != after and after in ("FAILED", "DEAD"):
+        if after in ("FAILED", "DEAD"):
             holder = world.instances.get(owner)
             if holder != writer:
                 yield f"fencing: {writer} wrote {after} to {name}, the lease is {holder}'s"

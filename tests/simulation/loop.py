@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 NODE: ContextVar[Process | None] = ContextVar("node", default=None)
 
 
+# As after some time of running; and what a callback takes, so that no loop stops the time.
+_START = 1000.0
+_STEP = 1e-6
+
+
 class StandstillError(Exception):
     """Everybody waits for something that nobody will do, or the loop runs and runs."""
 
@@ -55,7 +60,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._chance = chance
         self._shuffled = shuffled
         self._most_steps = most_steps
-        self._now = 0.0
+        self._now = _START
         self.steps = 0
         self.ready: list[asyncio.Handle] = []
         self._ready = self.ready  # where call_soon() puts them
@@ -63,6 +68,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the simulation began."""
+        return self._now - _START
 
     def outside(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
         """Call *function* after *seconds* whatever becomes of the node that asks for it."""
@@ -84,8 +94,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if handle._cancelled:
             return
         self.steps += 1
+        self._now += _STEP
         if self.steps > self._most_steps:
-            raise StandstillError(f"{self.steps} steps in {self._now:.0f} simulated seconds")
+            raise StandstillError(f"{self.steps} steps in {self.elapsed:.0f} simulated seconds")
         owner = handle._context.get(NODE)
         if owner is None or owner.running:
             handle._run()

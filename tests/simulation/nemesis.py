@@ -54,8 +54,19 @@ class Nemesis:
         """While the answer is under way: it is read when the lease may be somebody else's."""
         self._trap("batch", self._freeze)
 
-    def _trap(self, name: str, act: Callable[[Node], None]) -> None:
-        self._world.traps[name] = act
+    async def freeze_at_failure(self) -> None:
+        """Before FAILED is written; nobody else gets the event through meanwhile."""
+        world = self._world
+
+        def freeze(node: Node) -> None:
+            self._freeze(node, 1.5 * world.plan.config.lease_seconds)
+            world.do(self.topic_trouble("orders", 3.0 * world.plan.config.lease_seconds))
+
+        self._trap("batch", lambda node: self._trap("begin", freeze, node.name))
+
+    def _trap(self, name: str, act: Callable[[Node], None], whom: str | None = None) -> None:
+        if self._world.hostile:
+            self._world.traps[name] = (whom, act)
 
     def _crash(self, node: Node) -> None:
         if not node.dead:
@@ -68,9 +79,9 @@ class Nemesis:
         await asyncio.sleep(self._chance.uniform(0.0, 3.0))
         self._world.start(node.name, node.role)
 
-    def _freeze(self, node: Node) -> None:
+    def _freeze(self, node: Node, seconds: float | None = None) -> None:
         if node.running:
-            seconds = self._while()
+            seconds = self._while() if seconds is None else seconds
             self._world.trace("nemesis", "freeze", f"{node.name} for {seconds:.1f} s")
             node.freeze()
             self._world.broker.miss(node)
@@ -131,13 +142,13 @@ class Nemesis:
         await asyncio.sleep(self._chance.uniform(0.1, 3.0))
         world.down.discard("database")
 
-    async def topic_trouble(self) -> None:
+    async def topic_trouble(self, topic: str | None = None, seconds: float | None = None) -> None:
         """Somebody deleted the topic, and makes it again."""
         world = self._world
-        topic = self._chance.choice(("orders", "followups"))
+        topic = topic or self._chance.choice(("orders", "followups"))
         world.trace("nemesis", "topic", f"{topic} is missing")
         world.broker.troubled_topics.add(topic)
-        await asyncio.sleep(self._chance.uniform(0.5, 6.0))
+        await asyncio.sleep(seconds or self._chance.uniform(0.5, 6.0))
         world.broker.troubled_topics.discard(topic)
 
     async def requeue(self) -> None:

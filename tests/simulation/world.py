@@ -89,8 +89,8 @@ class World:
         self.hostile = True
         self.over = False
         self.down: set[str] = set()
-        #: What happens to the next node whose batch arrives, or whose commit takes effect.
-        self.traps: dict[str, Callable[[Node], None]] = {}
+        #: What happens to the next node whose batch arrives, that begins or has committed.
+        self.traps: dict[str, tuple[str | None, Callable[[Node], None]]] = {}
         self.nodes: dict[str, Node] = {}
         self._past: list[Node] = []
         self._kept: list[asyncio.Task[Any]] = []
@@ -109,7 +109,7 @@ class World:
     # What happened.
 
     def trace(self, who: str, kind: str, detail: str) -> None:
-        line = f"{self.loop.time():9.4f} {who:<10} {kind:<9} {detail}"
+        line = f"{self.loop.elapsed:9.4f} {who:<10} {kind:<9} {detail}"
         self._digest.update(line.encode())
         if detail not in _HEARTBEAT:
             self._tail.append(line)
@@ -128,9 +128,11 @@ class World:
             self.errors.append(f"{context['message']}: {context.get('exception')!r}")
 
     def spring(self, name: str, node: Node) -> None:
-        """Let the trap snap, if there is one."""
-        if name in self.traps and node.role in ("relay", "consumer"):
-            self.traps.pop(name)(node)
+        """Let the trap snap, if there is one for *node*."""
+        whom, act = self.traps.get(name, ("", None))
+        if act is not None and whom in (None, node.name):
+            del self.traps[name]
+            act(node)
 
     # Who takes part.
 
@@ -242,7 +244,7 @@ class World:
             digest=self._digest.hexdigest(),
             tail=list(self._tail),
             steps=self.loop.steps,
-            seconds=self.loop.time(),
+            seconds=self.loop.elapsed,
             counts=self.counts,
         )
 
@@ -284,7 +286,7 @@ def _determined(seed: int) -> Iterator[Callable[[World], Any]]:
 
         with (
             patch.object(SystemClock, "now", now),
-            patch.object(SystemClock, "monotonic", lambda _clock: 1000.0 + world.loop.time()),
+            patch.object(SystemClock, "monotonic", lambda _clock: world.loop.time()),
             patch("semel.sqlalchemy.idempotency.monotonic", world.loop.time),
             patch("semel.envelope.time.time_ns", lambda: int(world.loop.time() * 1e9)),
         ):
