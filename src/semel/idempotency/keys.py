@@ -16,7 +16,8 @@ _PREFIX = 8
 _QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
 _BARE = re.compile(r"[\x21\x23-\x7e][\x21-\x7e]*\Z")
 _ESCAPED = re.compile(r'\\(["\\])')
-_PRINTABLE = re.compile(r"[^\x00-\x1f\x7f]*\Z")
+# Stored as it is: what a database can hold, and nobody can mistake for the hash of another name.
+_PLAIN = re.compile(r"(?!sha256:)[^\x00-\x1f\x7f\ud800-\udfff]*\Z")
 
 
 def parse_key(value: str) -> str:
@@ -84,6 +85,6 @@ def _start(key: str) -> str:
 
 
 def _fit(name: str) -> str:
-    if len(name) <= MAX_NAME and _PRINTABLE.match(name):
+    if len(name) <= MAX_NAME and _PLAIN.match(name):
         return name
     return "sha256:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
