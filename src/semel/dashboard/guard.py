@@ -88,7 +88,10 @@ def is_same_origin(request: Request, *, bearer: bool) -> bool:
         return bearer and "cookie" not in request.headers
     if len(origins) != 1:
         return False
-    origin = urlsplit(origins[0])
+    try:
+        origin = urlsplit(origins[0])
+    except ValueError:
+        return False
     schemes = {request.scope["scheme"], "https"}  # a proxy in front may have ended TLS
     return origin.scheme in schemes and origin.netloc == request.headers["host"]
 
