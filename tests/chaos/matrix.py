@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-
-from tests.services import variable
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / ".chaos"
@@ -30,10 +27,7 @@ def layers(minutes: float) -> list[tuple[str, ...]]:
         (f"crash-{database}", "tests.crash", f"--database={database}", "--json")
         for database in ("sqlite", "postgres", "mariadb")
     ]
-    for service in ("postgres", "mariadb"):
-        url = os.environ.get(variable(service), "")
-        part = (f"--minutes={minutes * 0.05:.2f}", f"--database={url}", "--json")
-        found.append((f"properties-{service}", "tests.properties", *part))
+    found.append(("properties", "tests.properties", f"--minutes={minutes * 0.1:.2f}", "--json"))
     found.append(("model", "tests.model", "--json"))
     found.append(("compare", "tests.chaos", "compare", "--out"))
     return found

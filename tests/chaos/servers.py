@@ -121,8 +121,10 @@ async def ground(plan: Plan) -> AsyncIterator[Ground]:
                     servers=list(servers.values()),
                 )
         finally:
-            for server in servers.values():
+            for name, server in servers.items():
                 server.kill()
+                if server.log.exists():
+                    shutil.copy(server.log, plan.folder / f"{name}.log")
 
 
 @contextmanager
