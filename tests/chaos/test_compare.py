@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 
 
 def attack(peer: str, folder: Path) -> RelayRun:
-    return RelayRun(peer, folder, seed=1, events=150, deaths=1, outage=3.0, lease_seconds=1.0)
+    return RelayRun(peer, folder, seed=1, events=150, deaths=1, outage=3.0, lease_seconds=2.0)
 
 
 async def test_relay_of_document_001_loses_events_and_order(tmp_path: Path) -> None:
