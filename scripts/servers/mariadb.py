@@ -34,8 +34,13 @@ class MariaDB(Server):
     def _data(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def _temporary(self) -> Path:
+        return self.folder / "tmp"
+
     def initialise(self) -> None:
         (self.folder / "bootstrap.sql").write_text(BOOTSTRAP)
+        self.own(self._temporary)
         if self._data.exists():
             return
         draft = self.folder / "data.new"
@@ -44,6 +49,7 @@ class MariaDB(Server):
             *("mariadb-install-db", "--no-defaults", f"--datadir={self.own(draft)}"),
             *("--auth-root-authentication-method=normal", "--skip-test-db"),
             *("--skip-name-resolve", "--innodb-flush-log-at-trx-commit=0"),
+            f"--tmpdir={self._temporary}",
         )
         draft.replace(self._data)
 
@@ -52,6 +58,8 @@ class MariaDB(Server):
             find("mariadbd") or "",
             "--no-defaults",
             f"--datadir={self._data}",
+            # A server that starts removes all temporary tables there: of others, too, in /tmp.
+            f"--tmpdir={self._temporary}",
             f"--init-file={self.folder / 'bootstrap.sql'}",
             "--bind-address=127.0.0.1",
             f"--port={self.port()}",
