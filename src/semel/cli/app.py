@@ -10,6 +10,7 @@ import typer
 from semel import __version__
 from semel.cli import (
     asyncapi,
+    bench,
     cleanup,
     dashboard,
     database,
@@ -45,6 +46,7 @@ app.add_typer(leases.app, name="lease")
 cleanup.add_to(app)
 app.add_typer(database.app, name="db")
 doctor.add_to(app)
+bench.add_to(app)
 asyncapi.add_to(app)
 
 
