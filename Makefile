@@ -53,9 +53,14 @@ types: $(dev_ready)  ## mypy --strict
 	@$(bin)/mypy src $(wildcard tests/typing)
 
 .PHONY: bench
-bench: $(dev_ready)  ## The benchmark, on real servers
+bench: $(dev_ready)  ## The benchmark, on real servers, in some minutes; docs/benchmarks.md anew
 	@scripts/services up $(SERVICES) || echo "make: not every server is up"
 	@eval "$$(scripts/services env)"; $(bin)/python -m benchmarks $(ARGS)
+	@$(bin)/python -m benchmarks.report
+
+.PHONY: bench-full
+bench-full: $(dev_ready)  ## The same with the largest backlogs and other libraries; takes hours
+	@$(MAKE) --no-print-directory bench ARGS="--full --peers $(ARGS)"
 
 .PHONY: chaos
 chaos: $(dev_ready)  ## Crashes, simulation, properties, then chaos on every database and bus: 30 minutes

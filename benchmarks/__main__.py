@@ -30,27 +30,23 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _ask(bench: Bench, names: list[str]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
-        bench.answers = []
-        with bench.asking(name):
-            try:
-                await import_module(f"benchmarks.questions.{name}").ask(bench)
-            except Absent as reason:
-                sys.stdout.write(f"\n{name}: {reason}\n")
-        found[name] = [answer.as_dict() for answer in bench.answers]
-    return found
+async def _ask(bench: Bench, name: str) -> list[dict[str, Any]]:
+    bench.answers = []
+    with bench.asking(name):
+        try:
+            await import_module(f"benchmarks.questions.{name}").ask(bench)
+        except Absent as reason:
+            sys.stdout.write(f"\n{name}: {reason}\n")
+    return [answer.as_dict() for answer in bench.answers]
 
 
-def keep(found: dict[str, list[dict[str, Any]]], facts: dict[str, Any], path: Path) -> None:
-    """Replace the answers of the questions that were asked; leave the others as they are."""
+def keep(name: str, answers: list[dict[str, Any]], path: Path) -> None:
+    """Replace the answers to one question; leave the others as they are."""
     known: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    kept = {name: [a for a in known if a.get("file") == name] for name in NAMES}
-    for name, answers in found.items():
-        kept[name] = [{**answer, "file": name, **facts} for answer in answers] or kept[name]
+    kept = {each: [a for a in known if a.get("file") == each] for each in NAMES}
+    kept[name] = [{**answer, "file": name} for answer in answers] or kept[name]
     path.parent.mkdir(exist_ok=True)
-    ordered = [answer for name in NAMES for answer in kept[name]]
+    ordered = [answer for each in NAMES for answer in kept[each]]
     path.write_text(json.dumps(ordered, indent=1) + "\n")
 
 
@@ -59,16 +55,18 @@ def main() -> None:
     logging.disable(logging.WARNING)
     given = _arguments()
     bench = Bench(scale=given.scale, rounds=given.rounds, full=given.full, peers=given.peers)
-    found = asyncio.run(_ask(bench, given.only or list(NAMES)))
     facts = {
         "scale": given.scale,
         "full": given.full,
         "machine": machine.describe(),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    keep(found, facts, given.output)
-    missed = [a["question"] for answers in found.values() for a in answers if a["met"] is False]
-    sys.stdout.write(f"\nkept in {given.output.name}; targets missed: {', '.join(missed) or 'none'}\n")
+    missed = []
+    for name in given.only or NAMES:
+        answers = asyncio.run(_ask(bench, name))
+        missed += [answer["question"] for answer in answers if answer["met"] is False]
+        keep(name, [{**answer, **facts} for answer in answers], given.output)
+    sys.stdout.write(f"\nkept in {given.output.name}; missed: {', '.join(missed) or 'nothing'}\n")
 
 
 if __name__ == "__main__":

@@ -22,30 +22,31 @@ def chart(sides: Mapping[str, Mapping[str, Any]], title: str) -> str:
     most = max(max(side["runs"]) for side in sides.values()) or 1.0
     room = WIDTH - _LABEL - 110
     height = len(sides) * (_BAR + _GAP) + _GAP
+    box = f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(title)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box}>',
         f"<title>{escape(title)}</title>",
         f"<style>{_STYLE}</style>",
     ]
     for number, (name, side) in enumerate(sides.items()):
         top = _GAP + number * (_BAR + _GAP)
-        middle = top + _BAR / 2
         length = room * side["median"] / most
-        low, high = (room * edge(side["runs"]) / most for edge in (min, max))
-        text = f"{side['median']:,.4g} {side['unit']}"
-        if side["median"] >= 1000:
-            text = f"{side['median']:,.0f} {side['unit']}"
+        low, high = (_LABEL + room * edge(side["runs"]) / most for edge in (min, max))
+        middle = f'y1="{top + _BAR / 2:g}" y2="{top + _BAR / 2:g}"'
+        bar = f'y="{top}" width="{max(length, 1):.1f}" height="{_BAR}" rx="2"'
+        line = f'y="{top + _BAR / 2 + 4.5:g}"'
         parts += [
-            f'<text x="{_LABEL - 8}" y="{middle + 4.5:g}" text-anchor="end">{escape(name)}</text>',
-            f'<rect class="{_kind(name)}" x="{_LABEL}" y="{top}" width="{max(length, 1):.1f}" '
-            f'height="{_BAR}" rx="2"/>',
-            f'<line class="spread" x1="{_LABEL + low:.1f}" x2="{_LABEL + high:.1f}" '
-            f'y1="{middle:g}" y2="{middle:g}"/>',
-            f'<text x="{_LABEL + max(length, high) + 6:.1f}" y="{middle + 4.5:g}">'
-            f"{escape(text)}</text>",
+            f'<text x="{_LABEL - 8}" {line} text-anchor="end">{escape(name)}</text>',
+            f'<rect class="{_kind(name)}" x="{_LABEL}" {bar}/>',
+            f'<line class="spread" x1="{low:.1f}" x2="{high:.1f}" {middle}/>',
+            f'<text x="{max(_LABEL + length, high) + 6:.1f}" {line}>{_figure(side)}</text>',
         ]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _figure(side: Mapping[str, Any]) -> str:
+    median = side["median"]
+    return f"{median:,.0f} {side['unit']}" if median >= 1000 else f"{median:,.4g} {side['unit']}"
 
 
 def _kind(name: str) -> str:

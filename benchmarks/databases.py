@@ -28,6 +28,7 @@ PAYLOAD = f'{{"text": "{TEXT}"}}'
 MANY_KEYS = ("{key}", "n % 997 % 64")
 ONE_KEY = ("'hot'", "7")
 
+
 @contextmanager
 def database(bench: Bench, backend: str = "postgres") -> Iterator[str]:
     """The SQLAlchemy URL of an empty database, which is gone afterwards."""

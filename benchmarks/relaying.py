@@ -126,8 +126,8 @@ async def bare(url: str, events: int, *, keep: bool = True) -> float:
 
 def _statements(parameter: str) -> tuple[str, str, str]:
     fetch = (
-        f"SELECT {', '.join(COLUMNS)} FROM outbox WHERE lane IS NOT NULL AND sequence > {parameter} "
-        f"ORDER BY sequence LIMIT {BATCH}"
+        f"SELECT {', '.join(COLUMNS)} FROM outbox "
+        f"WHERE lane IS NOT NULL AND sequence > {parameter} ORDER BY sequence LIMIT {BATCH}"
     )
     return fetch, "UPDATE outbox SET status = 'SENT', lane = NULL, sent_at = ", "DELETE FROM outbox"
 

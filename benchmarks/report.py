@@ -34,18 +34,21 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m benchmarks.report` from benchmarks/results/latest.json: do not edit. -->
 
-Each question compares sides that were measured in the same run on the same machine: the **limit** (a bare loop of the
-same statements with the raw driver, a bare producer, a plain transaction), **semel**, and other libraries. What counts
-is the ratio; rates differ from machine to machine.
+Each question compares sides that were measured in the same run on the same machine: the **limit**
+(a bare loop of the same statements with the raw driver, a bare producer, a plain transaction),
+**semel**, and other libraries. What counts is the ratio; rates differ from machine to machine.
 
-- Servers are real, and durable: every commit is flushed to disk, every message is confirmed by its broker.
-- Sides take turns, in another order in each round. The first round is discarded. A figure is the median of the others;
-  the line in a chart goes from the least to the greatest.
-- The clock of a relay starts with its first batch, and stops when its last event is acknowledged in the database.
+- Servers are real, and durable: every commit is flushed to disk, every message is confirmed by its
+  broker.
+- Sides take turns, in another order in each round. The first round is discarded. A figure is the
+  median of the others; the line in a chart goes from the least to the greatest.
+- The clock of a relay starts with its first batch, and stops when its last event is acknowledged in
+  the database.
 - Databases, brokers, load and relay share the machine's cores.
 
-`make bench` measures anew in some minutes; `make bench-full` has the largest backlogs, and other libraries, each in an
-environment of its own. `semel bench --database URL --bus URL` asks the main questions on your own servers.
+`make bench` measures anew in some minutes; `make bench-full` has the largest backlogs, and other
+libraries, each in an environment of its own. `semel bench --database URL --bus URL` asks the main
+questions on your own servers.
 """
 
 
@@ -119,11 +122,8 @@ def _section(answer: dict[str, Any], image: str) -> str:
     if answer["sides"]:
         lines += [f"![{answer['title']}](images/{image})", ""]
     if answer["ratio"] is not None:
-        lines += [
-            f"{answer['measured']} / {answer['against']} = **{answer['ratio']:.2f}** "
-            f"(target {_target(answer)}).",
-            "",
-        ]
+        compared = f"{answer['measured']} / {answer['against']}"
+        lines += [f"{compared} = **{answer['ratio']:.2f}** (target {_target(answer)}).", ""]
     if answer["note"]:
         lines += [answer["note"], ""]
     if answer["absent"]:

@@ -217,7 +217,9 @@ def describe(answer: Mapping[str, Any]) -> str:
     sign = "at most" if answer["at_most"] else "at least"
     wanted = "" if answer["target"] is None else f", target {sign} {answer['target']:g}"
     verdict = {True: ": met", False: ": MISSED", None: ""}[answer["met"]]
-    lines.append(f"  {answer['measured']} / {answer['against']} = {answer['ratio']:.2f}{wanted}{verdict}")
+    lines.append(
+        f"  {answer['measured']} / {answer['against']} = {answer['ratio']:.2f}{wanted}{verdict}"
+    )
     return "\n".join(lines)
 
 

@@ -53,9 +53,7 @@ async def _request(app: Any, *, keyed: bool) -> None:
 
 async def requests(requests: int, workers: int) -> dict[str, float]:
     tool = Path(sys.executable).with_name("idemkit")
-    await asyncio.to_thread(
-        subprocess.run, [tool, "init-pg", DSN], check=True, capture_output=True
-    )
+    await asyncio.to_thread(subprocess.run, [tool, "init-pg", DSN], check=True, capture_output=True)
     _, sessions = await prepare()
     app = FastAPI()
 

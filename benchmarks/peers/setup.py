@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ JARS = (
     "com.gruelbox:transactionoutbox-core:4.2.268",
     "org.postgresql:postgresql:42.7.4",
     "com.zaxxer:HikariCP:6.2.1",
-    "org.slf4j:slf4j-nop:2.0.16",
+    "org.slf4j:slf4j-nop:1.7.36",
 )
 
 
@@ -53,7 +54,7 @@ PEERS = (
     ),
     Peer(
         name="python-cqrs",
-        requirements=("python-cqrs[sqlalchemy]==5.3.0", "asyncpg==0.32.0", "sqlalchemy[asyncio]==2.1.8"),
+        requirements=("python-cqrs[sqlalchemy]==5.3.0", "asyncpg==0.32.0", "pydantic==2.14.3"),
         verbs=("relay", "write"),
     ),
     Peer(
@@ -70,7 +71,12 @@ PEERS = (
     Peer(name="gruelbox", verbs=("relay",)),
     Peer(
         name="idemkit",
-        requirements=("idemkit==1.0.2", "asyncpg==0.32.0", "fastapi==0.162.4", "sqlalchemy[asyncio]==2.1.8"),
+        requirements=(
+            "idemkit==1.0.2",
+            "asyncpg==0.32.0",
+            "fastapi==0.162.4",
+            "sqlalchemy[asyncio]==2.1.8",
+        ),
         verbs=("requests",),
     ),
 )
@@ -119,7 +125,12 @@ def _java(peer: Peer) -> list[str]:
         jars = maven.class_path(peer.name, JARS)
     except ServiceError as error:
         raise Absent(str(error).splitlines()[0]) from None
-    return ["java", "-cp", jars, str(Path(__file__).with_name("Gruelbox.java"))]
+    # Compiled: the outbox looks up the classes of its calls by name, which a script's are not.
+    folder = CACHE / peer.name
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Path(__file__).with_name("Gruelbox.java")
+    _run(["javac", "-cp", jars, "-d", str(folder), str(source)], "could not be compiled")
+    return ["java", "-cp", f"{jars}{os.pathsep}{folder}", source.stem]
 
 
 def _run(command: list[str], problem: str) -> None:

@@ -74,9 +74,7 @@ async def _dead_tuples(bench: Bench) -> None:
             await fill(littered, events, name=f"round{rounds}-")
             return await relay(littered, Sink(events), events)
 
-        sides = await bench.compare(
-            {"undisturbed": undisturbed, "among dead tuples": disturbed}
-        )
+        sides = await bench.compare({"undisturbed": undisturbed, "among dead tuples": disturbed})
     bench.answer(
         "dead-tuples",
         f"{dead:,} dead tuples in the table, {events:,} events",

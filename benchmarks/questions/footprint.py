@@ -18,7 +18,10 @@ _TIME = "import time; t = time.perf_counter(); import {}; print(time.perf_counte
 async def ask(bench: Bench) -> None:
     await _memory(bench)
     sides = await bench.compare(
-        {"import sqlalchemy": lambda: _import("sqlalchemy"), "import semel": lambda: _import("semel")},
+        {
+            "import sqlalchemy": lambda: _import("sqlalchemy"),
+            "import semel": lambda: _import("semel"),
+        },
         unit="s",
     )
     bench.answer_limit(

@@ -16,7 +16,13 @@ from benchmarks.databases import TEXT, dsn, empty, storage
 from benchmarks.relaying import Sink
 from benchmarks.runner import Bench, pick
 from benchmarks.worker import workers
-from semel import MessageEnvelope, OutboxProjector, OutboxProjectorConfig, RetryPolicy, SqlAlchemyStorage
+from semel import (
+    MessageEnvelope,
+    OutboxProjector,
+    OutboxProjectorConfig,
+    RetryPolicy,
+    SqlAlchemyStorage,
+)
 from semel.errors import PublishError
 from semel.settings import TopicPolicy
 

@@ -20,7 +20,9 @@ COUNTS = (1, 2, 4)
 async def ask(bench: Bench) -> None:
     for slow in (False, True):
         events = bench.size((100_000 if bench.full else 30_000) // (3 if slow else 1), least=1000)
-        settings = {"delay": 0.02, "concurrency": 1, "batch_size": 100} if slow else {"batch_size": 500}
+        settings = (
+            {"delay": 0.02, "concurrency": 1, "batch_size": 100} if slow else {"batch_size": 500}
+        )
         async with storage(bench) as made:
             sides = await bench.compare(
                 {_name(count): partial(_rate, made, events, count, settings) for count in COUNTS}
@@ -30,9 +32,7 @@ async def ask(bench: Bench) -> None:
         title = f"Projectors in processes of their own, into {what}, {events:,} events"
         # With an idle broker the database and this machine's cores are the limit.
         for count, target in ((2, 1.5 if slow else 1.0), (4, 2.5 if slow else 1.0)):
-            bench.answer(
-                f"projectors-{kind}-{count}", title, sides, _name(count), _name(1), target
-            )
+            bench.answer(f"projectors-{kind}-{count}", title, sides, _name(count), _name(1), target)
 
 
 def _name(count: int) -> str:

@@ -82,7 +82,10 @@ def _beside(bench: Bench, sides: dict, events: int, title: str) -> None:
 
 
 async def transactions(
-    factory: async_sessionmaker[AsyncSession], count: int, events: int, connections: int = CONNECTIONS
+    factory: async_sessionmaker[AsyncSession],
+    count: int,
+    events: int,
+    connections: int = CONNECTIONS,
 ) -> float:
     """Business transactions per second, each with so many keyed events."""
     numbers = iter(range(count))
