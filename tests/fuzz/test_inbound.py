@@ -14,7 +14,7 @@ from semel.errors import WireError
 from semel.transports.database_log import to_wire as database_wire
 from semel.transports.kafka_subscription import _to_wire as kafka_wire
 from semel.transports.nats_delivery import _wire as nats_wire
-from semel.transports.pulsar_subscription import _headers_of, _key_of, _to_wire as pulsar_wire
+from semel.transports.pulsar_subscription import _key_of, _to_wire as pulsar_wire
 from semel.transports.rabbitmq_subscription import read as rabbitmq_wire
 from semel.transports.redis_delivery import to_wire as redis_wire
 from semel.wire import WireMessage, decode
@@ -67,13 +67,22 @@ def rabbitmq(draw: st.DrawFn) -> WireMessage:
 
 
 def pulsar(draw: st.DrawFn) -> WireMessage:
-    pairs, body = draw(text_pairs), draw(documents())
+    pairs, key, body = draw(text_pairs), draw(texts), draw(documents())
+    readable = draw(st.booleans())
+
+    def said(value: Any) -> Any:
+        """The client decodes when it is asked, whatever the bytes are."""
+        return value if readable else b"\xff".decode()
+
     message = SimpleNamespace(
-        properties=lambda: pairs, data=lambda: body, has_null_value=lambda: not body,
-        ordering_key=lambda: draw(texts), partition_key=lambda: b"\xff".decode(),
-    )  # fmt: skip
-    assert isinstance(_headers_of(message), dict)
-    return pulsar_wire("orders", SimpleNamespace(copies=[message], key=_key_of(message)))  # type: ignore[arg-type]
+        properties=lambda: said(pairs),
+        ordering_key=lambda: said(key),
+        partition_key=lambda: said(key),
+        data=lambda: body,
+        has_null_value=lambda: not body,
+    )
+    entry: Any = SimpleNamespace(copies=[message], key=_key_of(message))
+    return pulsar_wire("orders", entry)
 
 
 def database(draw: st.DrawFn) -> WireMessage:
