@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.simulation.bugs import BUGS
 from tests.simulation.world import Run, simulate
 
-_AT_ONCE = 8
+_AT_ONCE = 4
 
 
 def main() -> int:
@@ -48,9 +48,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay one seed and print the end of its trace")
-    parser.add_argument("--seeds", default="0..500", help="from .. to, the latter excluded")
+    parser.add_argument("--seeds", help="from .. to, the latter excluded (default: 0..500)")
     parser.add_argument("--steps", type=int, help="requests per seed (default: a few, by chance)")
-    parser.add_argument("--minutes", type=float, help="go on beyond the seeds for so long")
+    parser.add_argument("--minutes", type=float, help="new seeds for so long")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--plant", choices=sorted(BUGS), help="put a known bug into the code")
@@ -63,18 +63,19 @@ def _runs(options: argparse.Namespace, started: float) -> Iterator[Run]:
     if options.seed is not None:
         yield work(options.seed)
         return
-    first, _, last = options.seeds.partition("..")
+    # Seeds that nobody has run before, unless told.
+    new = f"{time.time_ns() // 1_000_000}.."
+    first, _, last = (options.seeds or ("0..500" if options.minutes is None else new)).partition(
+        ".."
+    )
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         for begin in count(int(first), _AT_ONCE):
-            late = options.minutes is None or time.monotonic() - started > options.minutes * 60
-            if options.minutes is None:
-                seeds = range(begin, min(begin + _AT_ONCE, int(last)))
-            else:
-                seeds = range(begin, begin if late else begin + _AT_ONCE)
-            if not seeds:
+            end = begin + _AT_ONCE if not last else min(begin + _AT_ONCE, int(last))
+            late = options.minutes is not None and time.monotonic() - started > options.minutes * 60
+            if late or begin >= end:
                 return
-            yield from pool.map(work, seeds)
+            yield from pool.map(work, range(begin, end))
 
 
 def _report(run: Run, options: argparse.Namespace) -> None:

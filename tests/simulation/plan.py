@@ -73,7 +73,7 @@ class Plan:
 def draw(chance: Random, *, requests: int | None = None) -> Plan:
     """Return the plan of a seed; *requests* makes it longer or shorter."""
     acts = [act for act in ACTS if chance.random() < 0.5] or ["crash"]
-    number = chance.randint(3, 9) if requests is None else requests
+    number = chance.randint(2, 8) if requests is None else requests
     return Plan(
         relays=chance.randint(1, 3),
         consumers=chance.randint(1, 2),
@@ -88,8 +88,9 @@ def draw(chance: Random, *, requests: int | None = None) -> Plan:
         config=OutboxProjectorConfig(
             batch_size=chance.choice((1, 3, 100)),
             max_retry_attempts=12,
+            sleep_busy=0.4,
             sleep_idle=2.0,
-            lease_seconds=chance.choice((3.0, 6.0)),
+            lease_seconds=chance.choice((4.0, 6.0)),
             publish_timeout_seconds=chance.choice((2.0, 30.0)),
             concurrency=chance.choice((1, 4)),
             retry_base_seconds=0.2,

@@ -41,7 +41,7 @@ LIVENESS_SECONDS = 90.0
 _TAIL = 60
 _HEARTBEAT = ("UPDATE outbox_instance", "UPDATE outbox_lease")
 # Fewer than in life, so that keys meet in them; and reading them all takes most of the time.
-_PARTITIONS = 8
+_PARTITIONS = 4
 
 _BOOKS = """
 CREATE TABLE sim_ledger (position INTEGER PRIMARY KEY AUTOINCREMENT, event_id, topic, key);
