@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 DSN = os.environ["BENCH_DSN"]
@@ -57,27 +58,29 @@ async def rate(one: Callable[[int], Awaitable[Any]], count: int, workers: int) -
 
 
 class Counter:
-    """Counts what a sink got, and says when that is enough."""
+    """Counts what a sink got from when it was made, and says when that is enough."""
 
     def __init__(self, wanted: int) -> None:
         self.count = 0
-        self.began = 0.0
-        self.full = asyncio.Event()
+        self._began = time.perf_counter()
+        self._full = asyncio.Event()
         self._wanted = wanted
 
+    @property
+    def is_full(self) -> bool:
+        return self._full.is_set()
+
     def add(self) -> None:
-        self.began = self.began or time.perf_counter()
         self.count += 1
         if self.count >= self._wanted:
-            self.full.set()
+            self._full.set()
 
-    async def rate(self, seconds: float | None = None) -> float:
-        """Messages per second until full, or until the time is over."""
-        try:
+    async def wait(self, seconds: float | None = None) -> None:
+        """Until full, or until the time is over."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.full.wait()
-        except TimeoutError:
-            pass
-        if not self.count:
-            return 0.0
-        return self.count / (time.perf_counter() - self.began)
+                await self._full.wait()
+
+    def rate(self) -> float:
+        """Messages per second until now."""
+        return self.count / (time.perf_counter() - self._began)

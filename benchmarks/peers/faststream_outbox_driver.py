@@ -23,7 +23,7 @@ async def relay(events: int) -> dict[str, float]:
 async def _relay(events: int, flush: int) -> float:
     engine, sessions = await prepare(metadata)
     broker = OutboxBroker(engine, outbox_table=outbox, logger=None)
-    counter = Counter(events)
+    counter: Counter
 
     @broker.subscriber(
         "orders",
@@ -40,12 +40,13 @@ async def _relay(events: int, flush: int) -> float:
         for start in range(0, events, 500):
             count = min(500, events - start)
             await broker.publish_batch(*[PAYLOAD] * count, queue="orders", session=session)
+    counter = Counter(events)
     await broker.start()
-    await counter.full.wait()
+    await counter.wait()
     async with engine.connect() as connection:
         while await connection.scalar(select(func.count()).select_from(outbox)):
             await asyncio.sleep(0.01)
-    found = await counter.rate()
+    found = counter.rate()
     await broker.stop()
     await engine.dispose()
     return found

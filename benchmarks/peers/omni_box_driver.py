@@ -44,21 +44,23 @@ def _event(key: str) -> Any:
     )
 
 
-async def _drain(sessions: Any, counter: Counter, seconds: float | None) -> float:
+async def _drain(sessions: Any, wanted: int, seconds: float | None = None) -> float:
+    counter = Counter(wanted)
+
     async def loop() -> None:
-        while not counter.full.is_set():
+        while not counter.is_full:
             async with sessions() as session, session.begin():
                 repository = PostgresOutboxRepository(session, model_class=OutboxEvents)
                 publisher = OutboxPublisher(repository, Sink(counter))
                 await publisher.publish_batch(worker_id="w-1", batch_size=500)
 
     task = asyncio.create_task(loop())
-    found = await counter.rate(seconds)
-    if seconds is None:
+    await counter.wait(seconds)
+    if counter.is_full:
         await task
     else:
         task.cancel()
-    return found
+    return counter.rate()
 
 
 async def _fill(sessions: Any, keys: list[str]) -> None:
@@ -71,13 +73,13 @@ async def _fill(sessions: Any, keys: list[str]) -> None:
 async def relay(events: int) -> dict[str, float]:
     _, sessions = await prepare(Base.metadata)
     await _fill(sessions, [f"k{number % KEYS}" for number in range(events)])
-    return {"": await _drain(sessions, Counter(events), None)}
+    return {"": await _drain(sessions, events)}
 
 
 async def hot(hot: int, others: int, seconds: float) -> dict[str, float]:
     _, sessions = await prepare(Base.metadata)
     await _fill(sessions, ["hot"] * hot + ["other"] * others)
-    return {"": await _drain(sessions, Counter(hot), seconds)}
+    return {"": await _drain(sessions, hot, seconds)}
 
 
 async def write(transactions: int, connections: int) -> dict[str, float]:

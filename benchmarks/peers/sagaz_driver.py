@@ -54,10 +54,10 @@ async def relay(events: int) -> dict[str, float]:
         storage, Sink(counter), OutboxConfig(batch_size=500, poll_interval_seconds=0.01)
     )
     task = asyncio.create_task(worker.start())
-    found = await counter.rate()
+    await counter.wait()
     await worker.stop()
     await task
-    return {"": found}
+    return {"": counter.rate()}
 
 
 async def write(transactions: int, connections: int) -> dict[str, float]:

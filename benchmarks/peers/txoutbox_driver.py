@@ -18,20 +18,22 @@ async def _storage(**options: bool) -> PostgresStorage:
     return storage
 
 
-async def _drain(storage: PostgresStorage, counter: Counter, seconds: float | None) -> float:
+async def _drain(storage: PostgresStorage, wanted: int, seconds: float | None = None) -> float:
+    counter = Counter(wanted)
+
     async def publish(message: object) -> None:
         if getattr(message, "key", None) != "other":
             counter.add()
 
     relay = Relay(storage, publish, config=CONFIG)
     task = asyncio.create_task(relay.run())
-    found = await counter.rate(seconds)
+    await counter.wait(seconds)
     relay.stop()
-    if seconds is None:
+    if counter.is_full:
         await task
     else:
         task.cancel()
-    return found
+    return counter.rate()
 
 
 async def _fill(storage: PostgresStorage, count: int, key: str) -> None:
@@ -45,7 +47,7 @@ async def relay(events: int) -> dict[str, float]:
     for name, strict in (("", True), (", without order", False)):
         storage = await _storage(strict_ordering=strict, delete_on_ack=False)
         await _fill(storage, events, "k{}")
-        figures[name] = await _drain(storage, Counter(events), None)
+        figures[name] = await _drain(storage, events)
         await storage.close()
     return figures
 
@@ -55,7 +57,7 @@ async def hot(hot: int, others: int, seconds: float) -> dict[str, float]:
     await _fill(storage, hot, "hot")
     for _ in range(others):
         await _fill(storage, 1, "other")
-    return {"": await _drain(storage, Counter(hot), seconds)}
+    return {"": await _drain(storage, hot, seconds)}
 
 
 async def write(transactions: int, connections: int) -> dict[str, float]:

@@ -32,7 +32,7 @@ async def ask(bench: Bench) -> None:
             "limit: bare fetch and delete": lambda: limit(keep=False),
             "semel, keep_sent=False": lambda: semel(keep_sent=False),
         }
-        others = peers.sides(bench, "relay", events=bench.size(5_000, least=500))
+        others = peers.sides(bench, "relay", events=bench.size(5_000, least=1000))
         sides = await bench.compare({**keeping, **deleting, **others})
     title = TITLE.format(events)
     bench.answer(

@@ -120,7 +120,9 @@ async def fill(storage: SqlAlchemyStorage, count: int) -> None:
 async def _drain(storage: SqlAlchemyStorage, sink: Sink, count: int) -> None:
     """Send at least *count* events, and whatever else there is."""
     async with _projector(storage, sink) as projector:
-        while await projector.run_once() or sink.count < count:
+        published = 1
+        while published or sink.count < count:
+            published = await projector.run_once()
             if sink.failed is not None:
                 raise sink.failed
 
