@@ -69,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.properties", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--database", action="append", metavar="URL", default=[])
-    parser.add_argument("--examples", type=int, default=50, help="in a round of one machine")
+    parser.add_argument("--examples", type=int, default=10, help="in a round of one machine")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
