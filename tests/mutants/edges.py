@@ -139,7 +139,7 @@ EDGES = (
         (
             node(
                 "stores/test_savepoints",
-                "test_finding_02_a_session_joined_to_an_outer_transaction[sqlite-rollback-control_fully]",
+                "test_fm_p01_a_connection_used_again_after_a_rollback[sqlite]",
             ),
         ),
     ),
@@ -202,11 +202,11 @@ EDGES = (
         (
             node(
                 "stores/test_relay_findings",
-                "test_fm_r21_a_cancelled_statement_does_not_answer_the_next_one[postgres]",
+                "test_fm_r21_a_cancelled_statement_does_not_answer_the_next_one[mariadb]",
             ),
             node(
                 "stores/test_relay_findings",
-                "test_fm_r21_a_cancelled_statement_does_not_answer_the_next_one[mariadb]",
+                "test_fm_r21_a_cancelled_statement_does_not_answer_the_next_one[postgres]",
             ),
         ),
     ),

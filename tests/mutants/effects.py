@@ -58,7 +58,12 @@ EFFECTS = (
                 "            await self._processor.execute(job)\n",
             ),
         ),
-        (node("scenarios/test_consumer_killed", "test_consumer_killed[in-handler-sqlite]"),),
+        (
+            node(
+                "scenarios/test_consumer_lifecycle",
+                "test_a_cancelled_handler_is_no_failure[sqlite]",
+            ),
+        ),
     ),
     Bug(
         "B5",
@@ -73,7 +78,7 @@ EFFECTS = (
     ),
     Bug(
         "B6a",
-        "the key of the inbox has no consumer",
+        "the key of a consumer's inbox has no consumer",
         (
             Edit(
                 "processing.py",
@@ -81,11 +86,23 @@ EFFECTS = (
                 '        consumer_name="inbox",\n        message_id=',
             ),
         ),
+        (node("scenarios/test_consumer", "test_two_consumers_and_two_instances[sqlite]"),),
+    ),
+    Bug(
+        "B6c",
+        "the key of an inbox that the application calls has no consumer",
+        (
+            Edit(
+                "inbox.py",
+                "            consumer_name=self.consumer_name,\n            message_id=",
+                '            consumer_name="inbox",\n            message_id=',
+            ),
+        ),
         (node("scenarios/test_inbox", "test_two_consumers_both_process[sqlite]"),),
     ),
     Bug(
         "B6b",
-        "the key of the inbox has no tenant",
+        "the key of a consumer's inbox has no tenant",
         (
             Edit(
                 "processing.py",

@@ -24,7 +24,7 @@ RELAY = (
                 "                    results = await self._bus.publish_many(messages)\n",
             ),
         ),
-        (node(_OUTAGE, "test_a_connection_lost_in_mid_batch[sqlite]"),),
+        (node("scenarios/test_crash_matrix", "test_killed_in_the_middle_of_a_batch[sqlite-7]"),),
     ),
     Bug(
         "B2a",
@@ -182,10 +182,10 @@ RELAY = (
         (
             Edit(
                 "sqlalchemy/dialects/lanes.py",
-                'f"ORDER BY sequence LIMIT',
-                'f"ORDER BY created_at LIMIT',
+                "ORDER BY sequence LIMIT",
+                "ORDER BY created_at LIMIT",
             ),
-            Edit("sqlalchemy/dialects/lanes.py", '" ORDER BY sequence"', '" ORDER BY due_at"'),
+            Edit("sqlalchemy/dialects/lanes.py", "key=itemgetter(0)", "key=itemgetter(-1)"),
         ),
         (node("stores/test_stored_rows", f"{_TIME}[sqlite]"),),
     ),

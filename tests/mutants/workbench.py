@@ -20,7 +20,7 @@ _ROOT = Path(__file__).parents[2]
 _FOLDERS = ("src", "tests", "examples", "docs", "scripts", "deploy", "benchmarks")
 _FILES = ("pyproject.toml", "Makefile", "README.md", "constraints.txt")
 _FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
-_PASSED = re.compile(r"\b(\d+) passed\b")
+_PASSED = re.compile(r"^PASSED (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Run:
         return found[1] if self.code == 1 and found else None
 
     @property
-    def passed(self) -> bool:
-        """Whether tests ran and all passed."""
-        return self.code == 0 and _PASSED.search(self.output) is not None
+    def passed(self) -> set[str]:
+        """The tests that passed: neither failed nor skipped."""
+        return set(_PASSED.findall(self.output))
 
 
 class Workbench:
@@ -62,33 +62,34 @@ class Workbench:
         """Have *bug* in the copy, until the end of the block."""
         try:
             bug.apply(self.root)
+            self._forget(bug)
             yield
         finally:
             for edit in bug.edits:
                 source = self._original / "semel" / edit.file
                 shutil.copyfile(source, self.root / "src" / "semel" / edit.file)
+            self._forget(bug)
 
-    def imports(self) -> subprocess.CompletedProcess[str]:
-        """Import the copy's package, and every module that has a patch."""
-        program = "import semel, sys; print(semel.__file__)"
-        return self._python("-c", program, seconds=60)
+    def _forget(self, bug: Bug) -> None:
+        """Remove what Python has compiled: it tells versions apart by second and size only."""
+        for edit in bug.edits:
+            path = self.root / "src" / "semel" / edit.file
+            for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+                compiled.unlink()
 
     def run(self, *tests: str, seconds: float) -> Run:
-        """Run *tests* in the copy; whoever takes longer than *seconds* is ended."""
+        """Run *tests* in the copy; one that takes longer than *seconds* fails."""
         began = time.monotonic()
-        options = ("-x", "-q", "-rf", "-p", "no:cacheprovider", "--timeout", f"{seconds:.0f}")
+        options = ("-q", "-rfp", "-p", "no:cacheprovider", "--timeout", f"{seconds:.0f}")
+        limit = len(tests) * seconds + 30
         try:
-            done = self._python("-m", "pytest", *options, *tests, seconds=seconds + 30)
+            done = self._python("-m", "pytest", *options, *tests, seconds=limit)
         except subprocess.TimeoutExpired:
-            return Run(-1, f"no end within {seconds:.0f} s", time.monotonic() - began)
+            return Run(-1, f"no end within {limit:.0f} s", time.monotonic() - began)
         return Run(done.returncode, done.stdout + done.stderr, time.monotonic() - began)
 
     def _python(self, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.root / "src"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "src")}
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.root,

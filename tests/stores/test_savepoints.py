@@ -160,6 +160,20 @@ async def test_finding_02_a_session_joined_to_an_outer_transaction(
     assert (["Joined"] if expected else []) == await shop.types(storage)
 
 
+async def test_fm_p01_a_connection_used_again_after_a_rollback(storage: SqlAlchemyStorage) -> None:
+    """Its next transaction has nothing of the one before."""
+    async with storage.engine.connect() as connection:
+        for outer in ("rollback", "commit"):
+            transaction = await connection.begin()
+            async with AsyncSession(connection, join_transaction_mode="rollback_only") as session:
+                session.add(Order(id=outer))
+                await SqlAlchemyOutbox(session).add("t", 1, event_type=outer)
+                await session.commit()
+            await getattr(transaction, outer)()
+    assert {"commit": "new"} == await shop.orders(storage)
+    assert ["commit"] == await shop.types(storage)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("end", ["rollback", "close"])
 async def test_a_joined_session_that_gives_up(
