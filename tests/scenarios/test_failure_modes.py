@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,7 +18,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from sqlalchemy import event, make_url, text
 from sqlalchemy.exc import DBAPIError
 
-from semel import MessageEnvelope
+from semel import Hub, MessageEnvelope
 from semel.inbox import ConsumerInbox
 from semel.opentelemetry import OpenTelemetryObserver
 from semel.sqlalchemy.storage import SqlAlchemyStorage
@@ -30,6 +31,7 @@ from tests.scenarios.relaying import (
     all_sent,
     assert_no_duplicates,
     assert_ordered,
+    config,
     each_database,
     eventually,
     keyed,
@@ -118,6 +120,39 @@ def end_others(connection: psycopg.Connection) -> None:
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
+
+
+@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
+async def test_fm_d04_no_temporary_tables_in_the_way_of_a_kill(storage: SqlAlchemyStorage) -> None:
+    """MariaDB 10.11 crashes when a statement is killed that makes one with texts.
+
+    Relay and database bus read many lanes at once, and must do without.
+    """
+    seen: dict[str, Any] = {}
+
+    @event.listens_for(storage.engine.sync_engine, "before_cursor_execute")
+    def remember(_connection: object, _cursor: object, sql: str, parameters: Any, *_: Any) -> None:
+        if "UNION ALL" in sql:
+            seen[sql] = parameters
+
+    hub = Hub("shop", storage=storage, config=config())
+    handled = []
+
+    @hub.on("orders", "orders")
+    async def handle(message: MessageEnvelope) -> None:
+        handled.append(message.event_id)
+
+    async with hub.running():
+        await add_many(storage, keyed(40, 10))
+        await eventually(lambda: len(handled) == 40, seconds=60)
+        async with storage.engine.connect() as connection:
+            for sql, parameters in list(seen.items()):
+                plan = await connection.exec_driver_sql(f"EXPLAIN {sql}", parameters)
+                for line in plan.mappings():
+                    assert line["select_type"] in ("PRIMARY", "UNION"), line
+                    assert "temporary" not in (line["Extra"] or ""), line
+    for table in ("outbox", "bus_message"):
+        assert any(f"FROM {table}" in sql for sql in seen)
 
 
 @postgres_only

@@ -65,7 +65,8 @@ def statements(storage: SqlAlchemyStorage) -> Iterator[Counter[str]]:
     seen: Counter[str] = Counter()
 
     def listen(_connection, _cursor, sql: str, *_: object) -> None:
-        verb, table = sql.split(maxsplit=1)[0].upper(), re.search(r"bus_\w+", sql)
+        verb = sql.split(maxsplit=1)[0].upper().lstrip("(")
+        table = re.search(r"bus_\w+", sql)
         if table is not None:
             seen[f"{verb} {table[0]}"] += 1
 

@@ -252,9 +252,8 @@ def _fetch(database: Database, count: int) -> Any:
             )
             .order_by(_message.c.position)
             .limit(bindparam(f"limit_{number}", type_=Integer))
-            .subquery(f"log_{number}")
         )
-        parts.append(select(part))
+        parts.append(database.part_of_union(part, name=f"log_{number}"))
     return union_all(*parts)
 
 

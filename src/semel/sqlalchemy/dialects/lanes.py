@@ -11,6 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Dialect,
+    Select,
     Text,
     literal,
     null,
@@ -102,6 +103,10 @@ class Lanes:
         rows = (await connection.execute(statement, parameters)).all()
         # Here, not there: each lane is in order already, and a database would make a table of all.
         return sorted(rows, key=itemgetter(0))
+
+    def part_of_union(self, statement: Select[Any], *, name: str) -> Select[Any]:
+        """Return a select that has a LIMIT as a part of a union."""
+        return select(statement.subquery(name))
 
     def union_of_lanes(self, lanes: Sequence[str]) -> str:
         """Join selects that have a LIMIT each."""
