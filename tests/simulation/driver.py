@@ -54,8 +54,9 @@ class Connection:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.isolation_level: str | None = None
-        self._connection: sqlite3.Connection | None = open_database(node.database, node.loop.time)
-        self._connection.create_function("sim_writer", 0, lambda: node.name)
+        self._connection = True  # else SQLAlchemy would leave out the commit, without a word
+        self._raw: sqlite3.Connection | None = open_database(node.database, node.loop.time)
+        self._raw.create_function("sim_writer", 0, lambda: node.name)
         self._tx = _Immediately()
         node.connections.append(self)
 
@@ -65,12 +66,12 @@ class Connection:
 
     @property
     def in_transaction(self) -> bool:
-        return self._connection is not None and self._connection.in_transaction
+        return self._raw is not None and self._raw.in_transaction
 
     def raw(self) -> sqlite3.Connection:
-        if self._connection is None:
+        if self._raw is None:
             raise gone()
-        return self._connection
+        return self._raw
 
     def cursor(self) -> _Cursor:
         return _Cursor(self)
@@ -79,7 +80,7 @@ class Connection:
         self.raw().create_function(*args, **options)
 
     async def commit(self) -> None:
-        if self.in_transaction:
+        if self.in_transaction or self._raw is None:
             await self.call(lambda raw: raw.commit(), "COMMIT", durable=True)
 
     async def rollback(self) -> None:
@@ -94,7 +95,7 @@ class Connection:
 
     def kill(self) -> None:
         """End the connection, as a server does that does not hear of its client any more."""
-        raw, self._connection = self._connection, None
+        raw, self._raw = self._raw, None
         if raw is not None:
             self.node.connections.remove(self)
             raw.rollback()
