@@ -53,7 +53,7 @@ def written(given: tuple[str, str, str, str]) -> str:
 @given(given=st.tuples(st.sampled_from(schemes), parts, ports, tails))
 @example(given=("kafka", "[", "", ""))
 @example(given=("redis", "host", ":65536", ""))
-@fuzz(400)
+@fuzz(250)
 def test_a_bus_of_any_url(given: tuple[str, str, str, str]) -> None:
     """Nothing connects before it is started: a URL is good, or refused with what to write."""
     try:
@@ -64,7 +64,7 @@ def test_a_bus_of_any_url(given: tuple[str, str, str, str]) -> None:
 
 @given(given=st.tuples(st.sampled_from(databases), parts, ports, tails))
 @example(given=("postgresql+asyncpg", "host", ":99999", "/x?ssl=x"))
-@fuzz(300)
+@fuzz(200)
 async def test_a_database_of_any_url(given: tuple[str, str, str, str]) -> None:
     try:
         storage = SqlAlchemyStorage(written(given))

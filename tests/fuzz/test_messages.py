@@ -121,7 +121,7 @@ wires = st.builds(
 
 
 @given(wire=wires)
-@fuzz(700)
+@fuzz(500)
 def test_whatever_a_broker_carries_is_a_message_or_parked(wire: WireMessage) -> None:
     """A message that is accepted can be sent on, hashed and given up; the rest keeps its bytes."""
     try:
