@@ -187,7 +187,8 @@ def about_events(sent: list[str]) -> list[str]:
 def shares(sent: list[str]) -> tuple[int, int]:
     """Count fetches, which read bodies, and acknowledgements."""
     found = about_events(sent)
-    fetches = [sql for sql in found if sql.startswith(("SELECT", "(SELECT")) and "content_type" in sql]
+    reads = [sql for sql in found if sql.startswith(("SELECT", "(SELECT"))]
+    fetches = [sql for sql in reads if "content_type" in sql]
     return len(fetches), len([sql for sql in found if "SET status" in sql])
 
 
