@@ -68,6 +68,11 @@ chaos: $(dev_ready)  ## Crashes, simulation, properties, then chaos on every dat
 	@eval "$$(scripts/services env)"; status=0; $(bin)/python -m tests.chaos matrix $(ARGS) || status=$$?; \
 	$(bin)/python -m tests.chaos report; exit $$status
 
+.PHONY: chaos-mutants
+chaos-mutants: $(dev_ready)  ## Plant 22 known bugs, one after the other: do the tests find each?
+	@scripts/services up $(SERVICES) || echo "make: not every server is up"
+	@eval "$$(scripts/services env)"; $(bin)/python -m tests.mutants --json .chaos/mutants.json $(ARGS)
+
 ##@ Work on it
 .PHONY: setup
 setup: $(dev_ready)  ## .venv with semel and all tools
@@ -107,4 +112,4 @@ clean:  ## Remove .venv and everything made by the tools
 .PHONY: help
 help:  ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
-	  /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	  /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
