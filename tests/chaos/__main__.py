@@ -68,11 +68,12 @@ def _run(given: argparse.Namespace) -> int:
     )
     asyncio.run(_guarded(plan))
     report = _module("checker").check(folder)
-    print(*report.violations, sep="\n")
-    print(f"chaos: {folder}: {len(report.violations)} violations")
+    violations = [*report.violations, *import_module("tests.model.rows").replay(folder).violations]
+    print(*violations, sep="\n")
+    print(f"chaos: {folder}: {len(violations)} violations")
     if given.out is None:
         _module("report").save(ROOT / ".chaos" / f"chaos-{name}.json", "chaos", report.figures)
-    return 1 if report.violations else 0
+    return 1 if violations else 0
 
 
 async def _guarded(plan: Plan) -> None:

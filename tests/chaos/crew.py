@@ -25,6 +25,7 @@ from tests.proxy import KafkaProxy, Proxy
 NAMES = ("api-1", "api-2", "relay-1", "relay-2", "consumer-1", "consumer-2")
 _LINKS = {"api": ("db1",), "relay": ("db1", "db2", "bus"), "consumer": ("db2", "bus")}
 _API_PORT = 26_800
+RIGHT = (0.0, 1.0)
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Member:
     generation: int = 0
     process: BaseProcess | None = None
     wanted: bool = False
-    clock: tuple[float, float] = (0.0, 1.0)
+    clock: tuple[float, float] = RIGHT  # offset and speed
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fault at a time
 
     @property
@@ -183,13 +184,17 @@ class Crew:
         for member in self.members.values():
             member.send(signal.SIGUSR1)
 
-    def heal(self) -> None:
-        """Mend all links."""
+    async def heal(self) -> None:
+        """Mend all links, and replace processes whose clock is wrong."""
         for member in self.members.values():
             for proxy in member.proxies.values():
                 proxy.release()
                 proxy.refuse = False
                 proxy.latency = 0.0
+            if member.wanted and member.clock != RIGHT:
+                await self.end(member, signal.SIGTERM)
+                member.clock = RIGHT
+                self.start(member)
 
 
 def log_tail(folder: Path, lines: int = 30) -> str:

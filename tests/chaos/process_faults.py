@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import make_url
 
+from tests.chaos.crew import RIGHT
 from tests.chaos.plan import LEASE
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _kill(role: str) -> Fault:
         async with member.lock:
             await nemesis.crew.end(member, signal.SIGKILL)
             await asyncio.sleep(chance.random())
-            member.clock = (0.0, 1.0)
+            member.clock = RIGHT
             nemesis.crew.start(member)
         return member.name
 
@@ -69,7 +70,7 @@ async def rolling_restart(nemesis: Nemesis, chance: random.Random) -> str | None
         if member.role == role and member.wanted and not member.lock.locked():
             async with member.lock:
                 await nemesis.crew.end(member, signal.SIGTERM, seconds=8)
-                member.clock = (0.0, 1.0)
+                member.clock = RIGHT
                 nemesis.crew.start(member)
             await asyncio.sleep(0.5)
     return role

@@ -58,7 +58,7 @@ async def _story(plan: Plan, place: Ground, storages: Storages, history: History
             history.write("info", "chaos")
             await nemesis.rage(plan.minutes * 60)
             history.write("info", "peace")
-            crew.heal()
+            await crew.heal()
             clients.stopping.set()
             quiet, bound = await _settle(plan, crew, storages, nemesis, working)
         finally:

@@ -55,7 +55,7 @@ async def collect(
     accounts = await storages.rows(storages.one, Account.id, Account.cents, by=Account.id)
     changes = await storages.everywhere(Transition, by=Transition.number)
     taken = {
-        (row.owner, row.until)
+        (row.owner, row.until[:19])  # to the second: each row has a time of its own
         for row in await storages.everywhere(Takeover.owner, Takeover.until, by=Takeover.number)
     }
     return {

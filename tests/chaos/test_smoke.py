@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos.checker import check
 from tests.chaos.crew import log_tail
+from tests.model.rows import replay
 from tests.services import service_url
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,7 @@ def test_chaos(database: str, bus: str, tmp_path: Path) -> None:
         f"\n{database} and {bus}: {report.figures['messages']} events, {report.figures['faults']}"
     )
     assert [] == report.violations
+    assert [] == replay(folder).violations  # each row moved as the model says
     assert report.figures["messages"] >= 50
     assert set(report.figures["faults"]) >= ESSENTIAL
 
