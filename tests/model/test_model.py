@@ -10,6 +10,10 @@ from tests.model.cases import BUGS, LARGE, SOUND, Case
 from tests.model.explore import Protocol, explore
 from tests.model.world import Outbox
 
+pytestmark = pytest.mark.timeout(
+    600
+)  # a few seconds each, on a machine that has nothing else to do
+
 
 @pytest.mark.parametrize("case", SOUND, ids=lambda case: case.name)
 def test_the_protocol_holds(case: Case) -> None:
