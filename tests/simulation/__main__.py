@@ -38,6 +38,7 @@ def main() -> int:
                 break
         elif options.seed is not None:
             print("\n".join(run.tail))
+        if options.seed is not None:
             print(f"digest {run.digest}")
     print(total.sentence(time.monotonic() - started))
     if options.json:

@@ -231,6 +231,8 @@ class World:
         tasks = [task for node in nodes for task in node.tasks] + self._kept
         try:
             self.loop.run_until_complete(_end(tasks))
+        except StandstillError:
+            pass  # it was told above, if it is true of a living service
         finally:
             self._reader.close()
             buffer._wakers.clear()
