@@ -20,7 +20,7 @@ def simulate(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_five_hundred_seeds_keep_every_promise(tmp_path):
     figures = tmp_path / "figures.json"
     done = simulate("--seeds", "0..500", "--json", str(figures))
