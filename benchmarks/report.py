@@ -106,6 +106,8 @@ def _summary(answers: Sequence[dict[str, Any]]) -> str:
     for answer in answers:
         ratio = "" if answer["ratio"] is None else f"{answer['ratio']:.2f}"
         verdict = {True: "met", False: "**missed**", None: "not measured"}[answer["met"]]
+        if answer["scale"] != 1:
+            verdict = "a trial"
         link = f"[{answer['title']}](#{answer['question']})"
         rows.append(f"| {link} | {ratio} | {_target(answer)} | {verdict} |")
     return "\n".join([*rows, ""])

@@ -8,7 +8,7 @@ from benchmarks.runner import Bench, Measure
 
 
 async def ask(bench: Bench) -> None:
-    sizes = (10_000, 1_000_000, 10_000_000) if bench.full else (10_000, 300_000)
+    sizes = (10_000, 1_000_000, 10_000_000) if bench.full else (10_000, 150_000)
     sizes = tuple(bench.size(size, least=1000) for size in sizes)
     smallest, *larger = sizes
     for number, size in enumerate(larger, 1):

@@ -17,7 +17,7 @@ async def ask(bench: Bench) -> None:
 
 
 async def _open_transaction(bench: Bench) -> None:
-    events = bench.size(100_000 if bench.full else 40_000, least=2000)
+    events = bench.size(100_000 if bench.full else 20_000, least=2000)
     async with storage(bench) as made:
 
         async def undisturbed() -> float:
@@ -52,8 +52,8 @@ async def _open_transaction(bench: Bench) -> None:
 
 
 async def _dead_tuples(bench: Bench) -> None:
-    dead = bench.size(20_000_000 if bench.full else 500_000, least=10_000)
-    events = bench.size(100_000 if bench.full else 40_000, least=2000)
+    dead = bench.size(20_000_000 if bench.full else 200_000, least=10_000)
+    events = bench.size(100_000 if bench.full else 20_000, least=2000)
     async with storage(bench) as clean, storage(bench) as littered:
         async with littered.engine.begin() as connection:
             await connection.execute(text("ALTER TABLE outbox SET (autovacuum_enabled = false)"))

@@ -41,7 +41,7 @@ async def _import(module: str) -> float:
 
 
 async def _memory(bench: Bench) -> None:
-    backlog = bench.size(1_000_000 if bench.full else 200_000, least=5000)
+    backlog = bench.size(1_000_000 if bench.full else 100_000, least=5000)
     async with storage(bench) as made:
         url = made.engine.url.render_as_string(hide_password=False)
 

@@ -90,7 +90,7 @@ async def statements(made: SqlAlchemyStorage, one: Callable[[], Any]) -> int:
 
 
 async def ask(bench: Bench) -> None:
-    requests = bench.size(4000 if bench.full else 800, least=80)
+    requests = bench.size(4000 if bench.full else 500, least=80)
     async with storage(bench) as made:
         bare, whole = service(made, middleware=False), service(made, middleware=True)
         calls: dict[str, Callable[[], Any]] = {

@@ -25,7 +25,7 @@ BATCHED = f"semel, batches of {BATCH}"
 
 
 async def ask(bench: Bench) -> None:
-    messages = bench.size(8000 if bench.full else 1600, least=200)
+    messages = bench.size(8000 if bench.full else 1000, least=200)
     sizes = (0, 1_000_000, 10_000_000) if bench.full else (0, 200_000)
     rates: dict[int, dict[str, Any]] = {}
     for size in (bench.size(size, least=0) for size in sizes):

@@ -91,7 +91,7 @@ def is_unlucky(message: MessageEnvelope) -> bool:
 
 
 async def _rejections(bench: Bench) -> None:
-    events = bench.size(40_000, least=4000)
+    events = bench.size(40_000 if bench.full else 20_000, least=4000)
     async with storage(bench) as made:
 
         async def rate(kind: type[Sink]) -> float:
@@ -124,8 +124,8 @@ def _unlucky_number(number: int) -> bool:
 
 
 async def _blocked_key(bench: Bench) -> None:
-    behind = bench.size(100_000, least=5000)
-    events = bench.size(20_000, least=2000)
+    behind = bench.size(100_000 if bench.full else 50_000, least=5000)
+    events = bench.size(20_000 if bench.full else 10_000, least=2000)
     async with storage(bench) as free, storage(bench) as blocked:
         await block(blocked, *ONE_KEY)
         await fill(blocked, behind, keys=ONE_KEY, name="behind-")

@@ -42,7 +42,7 @@ async def ask(bench: Bench) -> None:
 
 async def _commit_to_publish(bench: Bench, each: int) -> None:
     """So many events per transaction."""
-    count, per_second = bench.size(1000 if bench.full else 400, least=50), TRANSACTIONS * each
+    count, per_second = bench.size(1000 if bench.full else 200, least=50), TRANSACTIONS * each
     async with storage(bench) as made:
         url = made.engine.url.render_as_string(hide_password=False)
 
@@ -173,7 +173,7 @@ class FailingOnce(Sink):
 
 
 async def _due_times(bench: Bench) -> None:
-    count = bench.size(400, least=50)
+    count = bench.size(400 if bench.full else 200, least=50)
     async with storage(bench) as made:
 
         async def semel() -> dict[str, float]:

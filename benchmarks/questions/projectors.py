@@ -19,7 +19,7 @@ COUNTS = (1, 2, 4)
 
 async def ask(bench: Bench) -> None:
     for slow in (False, True):
-        events = bench.size((100_000 if bench.full else 30_000) // (3 if slow else 1), least=1000)
+        events = bench.size((100_000 if bench.full else 15_000) // (3 if slow else 1), least=1000)
         settings = (
             {"delay": 0.02, "concurrency": 1, "batch_size": 100} if slow else {"batch_size": 500}
         )

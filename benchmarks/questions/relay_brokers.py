@@ -20,7 +20,7 @@ async def ask(bench: Bench) -> None:
 
 
 async def _ask(bench: Bench, name: str) -> None:
-    events = bench.size(100_000 if bench.full else 20_000, least=2000)
+    events = bench.size(100_000 if bench.full else 10_000, least=2000)
     async with BROKERS[name](bench) as broker, storage(bench) as made:
 
         async def sink() -> float:

@@ -11,7 +11,7 @@ TITLE = "Relay into a sink: {:,} events of 500 bytes, many keys"
 
 
 async def ask(bench: Bench) -> None:
-    events = bench.size(100_000 if bench.full else 40_000, least=2000)
+    events = bench.size(100_000 if bench.full else 20_000, least=2000)
     async with storage(bench) as made:
         url = made.engine.url.render_as_string(hide_password=False)
 

@@ -13,7 +13,7 @@ CONNECTIONS = 16
 
 
 async def ask(bench: Bench) -> None:
-    count = bench.size(8000 if bench.full else 1600, least=160)
+    count = bench.size(8000 if bench.full else 1200, least=160)
     async with storage(bench) as loud, storage(bench, notify=False) as silent:
         listener = await asyncpg.connect(dsn(loud.engine.url.render_as_string(hide_password=False)))
         heard = 0

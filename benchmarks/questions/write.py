@@ -20,7 +20,7 @@ TARGETS = {1: 0.7, 10: 0.6}
 
 
 async def ask(bench: Bench) -> None:
-    count = bench.size(8000 if bench.full else 1600, least=80)
+    count = bench.size(8000 if bench.full else 1200, least=80)
     async with storage(bench) as made:
         # An engine that semel has never seen.
         plain = create_async_engine(made.engine.url, pool_size=CONNECTIONS)
@@ -40,7 +40,7 @@ async def ask(bench: Bench) -> None:
             unit=UNIT,
         )
         await plain.dispose()
-    title = f"A transaction of {CONNECTIONS} connections with {{}} keyed event{{}}"
+    title = f"Transactions on {CONNECTIONS} connections with {{}} keyed event{{}} each"
     for events, target in TARGETS.items():
         measured = _name("semel", events)
         bench.answer(
