@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tests.model.explore import Result, explore
 from tests.model.idempotency import Idempotency, idempotency
@@ -30,7 +31,7 @@ class Case:
         return explore(idempotency(self.world))
 
 
-_PAIR = {"events": "ab", "keys": "kk"}
+_PAIR: dict[str, Any] = {"events": "ab", "keys": "kk"}
 
 SOUND = (
     Case("a lease that is lost, and a crash", Outbox(**_PAIR, takeovers=2, crashes=1)),

@@ -181,7 +181,7 @@ class Turn:
             yield self._do(f"publishes {event}", with_result(SENT), broker=arrived)
             if state.unknowns < world.unknowns:
                 after = with_result(SENT) if world.unknown_is_sent else again
-                used = {"unknowns": state.unknowns + 1}
+                used: dict[str, Any] = {"unknowns": state.unknowns + 1}
                 yield self._do(f"publishes {event}, which is lost unnoticed", after, **used)
                 text = f"publishes {event}, and the answer is lost"
                 yield self._do(text, after, broker=arrived, **used)

@@ -11,7 +11,7 @@ import pytest
 from tests.model.rows import MOVES, replay, retrace
 
 # From, to, attempts, epoch; of one row.
-GOOD = [
+GOOD: list[list[tuple[Any, ...]]] = [
     [(None, "NEW", 0, None), ("NEW", "SENT", 0, 1), ("SENT", None, 0, None)],
     [
         (None, "NEW", 0, None),

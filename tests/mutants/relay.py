@@ -195,8 +195,8 @@ RELAY = (
         (
             Edit(
                 "sqlalchemy/dialects/postgresql_sql.py",
-                "ORDER BY outbox.sequence",
-                "ORDER BY outbox.created_at",
+                "outbox.sequence\n        LIMIT",
+                "outbox.created_at\n        LIMIT",
             ),
             Edit(
                 "sqlalchemy/dialects/postgresql_sql.py",
