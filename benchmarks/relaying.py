@@ -40,7 +40,6 @@ class Sink:
         delay: float = 0.0,
     ) -> None:
         self.count = 0
-        self.began = 0.0
         self.full = asyncio.Event()
         self._wanted = wanted
         self._counts = counts
@@ -58,7 +57,6 @@ class Sink:
     async def publish_many(
         self, messages: Sequence[MessageEnvelope]
     ) -> Sequence[PublishError | None]:
-        self.began = self.began or time.perf_counter()
         if self._delay:
             await asyncio.sleep(self._delay)
         if self._counts is None:
@@ -80,7 +78,6 @@ class CountingBus:
         self._bus = bus
         self._wanted = wanted
         self.count = 0
-        self.began = 0.0
         self.full = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +86,6 @@ class CountingBus:
     async def publish_many(
         self, messages: Sequence[MessageEnvelope]
     ) -> Sequence[PublishError | None]:
-        self.began = self.began or time.perf_counter()
         results = await self._bus.publish_many(messages)
         self.count += sum(1 for result in results if result is None)
         if self.count >= self._wanted:
@@ -97,14 +93,30 @@ class CountingBus:
         return results
 
 
+class Watched:
+    """A relay store, with a note of when rows were first asked for."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.began = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def fetch(self, *reads: Any, **options: Any) -> Any:
+        self.began = self.began or time.perf_counter()
+        return await self._store.fetch(*reads, **options)
+
+
 async def relay(
     storage: SqlAlchemyStorage, bus: Any, events: int, *, batch: int = BATCH, **settings: Any
 ) -> float:
-    """Events per second, from the first batch until *bus* is full and all is acknowledged."""
+    """Events per second, from the first fetch until *bus* is full and all is acknowledged."""
+    store = Watched(storage.relay)
     projector = OutboxProjector(
         message_bus=bus,
         tenant_id=None,
-        store=storage.relay,
+        store=store,
         config=OutboxProjectorConfig(batch_size=batch, **settings),
     )
     task = asyncio.create_task(projector.run_forever())
@@ -114,7 +126,7 @@ async def relay(
     finally:
         await projector.stop()
         await task
-    return events / (time.perf_counter() - bus.began)
+    return events / (time.perf_counter() - store.began)
 
 
 async def bare(url: str, events: int, *, keep: bool = True) -> float:

@@ -42,8 +42,8 @@ Each question compares sides that were measured in the same run on the same mach
   broker.
 - Sides take turns, in another order in each round. The first round is discarded. A figure is the
   median of the others; the line in a chart goes from the least to the greatest.
-- The clock of a relay starts with its first batch, and stops when its last event is acknowledged in
-  the database.
+- The clock of a relay starts when it asks for the first rows, and stops when its last event is
+  acknowledged in the database.
 - Databases, brokers, load and relay share the machine's cores.
 
 `make bench` measures anew in some minutes; `make bench-full` has the largest backlogs, and other
