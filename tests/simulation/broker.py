@@ -139,6 +139,15 @@ class Bus(InMemoryMessageBus):
         await self._node.wire.travel()
 
     async def _send(self, batch: Batch, outcomes: Outcomes) -> None:
+        try:
+            await self._exchange(batch, outcomes)
+        except BaseException:
+            # Trouble of an event that was sent alone, without an outage, may count against it.
+            if len(batch) == 1 and self._node.wire.is_up:
+                self._server.blame[batch[0][1].headers["message_id"]] += 1
+            raise
+
+    async def _exchange(self, batch: Batch, outcomes: Outcomes) -> None:
         node, loop = self._node, self._node.loop
         await node.wire.travel()
         answer: asyncio.Future[None] = loop.create_future()
