@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,21 +13,26 @@ from tests.chaos.peers.relay_run import RelayRun
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 
 
-def attack(peer: str, folder: Path) -> RelayRun:
-    return RelayRun(peer, folder, seed=1, events=150, deaths=1, outage=3.0, lease_seconds=2.0)
+FLAWS = ("lost", "out_of_order", "dead")
+
+
+def attack(peer: str, folder: Path, *, seed: int = 1) -> RelayRun:
+    return RelayRun(peer, folder, seed=seed, events=150, deaths=1, outage=3.0, lease_seconds=2.0)
 
 
 async def test_relay_of_document_001_loses_events_and_order(tmp_path: Path) -> None:
     """Rows of a dead relay stay PUBLISHING; a retry is overtaken; an outage uses up attempts."""
-    report = await attack("seed", tmp_path).run()
-
-    found = figures_of("seed", report)
-    assert 3 == found["crashes"]
-    assert found["lost"] > 0
-    assert found["out_of_order"] > 0
-    assert found["dead"] > 0
-    stuck = [text for text in report.violations if "its outbox row is PUBLISHING" in text]
-    assert len(stuck) == found["lost"]
+    found: Counter[str] = Counter()
+    for seed in range(1, 7):  # what a kill hits depends on the machine's speed, too
+        report = await attack("seed", tmp_path / str(seed), seed=seed).run()
+        figures = figures_of("seed", report)
+        assert 3 == figures["crashes"]
+        stuck = [text for text in report.violations if "its outbox row is PUBLISHING" in text]
+        assert len(stuck) == figures["lost"]
+        found.update({flaw: figures[flaw] for flaw in FLAWS})
+        if all(found[flaw] for flaw in FLAWS):
+            break
+    assert all(found[flaw] for flaw in FLAWS), found
 
 
 async def test_semel_loses_nothing_under_the_same_attack(tmp_path: Path) -> None:
