@@ -67,9 +67,6 @@ class Sink:
             self.full.set()
         return [None] * len(messages)
 
-    async def subscribe(self, topic: str, *, group: str, prefetch: int = 100) -> Any:
-        raise NotImplementedError
-
 
 class CountingBus:
     """A real bus, with an eye on how many of its messages were confirmed."""

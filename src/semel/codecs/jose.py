@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import json
+from abc import ABC, abstractmethod
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from semel.protocols import Serializer
 
 
-class JoseSerializer:
+class JoseSerializer(ABC):
     """A payload of the *inner* serializer in a JOSE object, under one of *keys*, by key id.
 
     The first key writes, all of them read: to rotate, put a new one in front, and take the old
@@ -92,15 +93,17 @@ class JoseSerializer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._keys)})"
 
+    @abstractmethod
     def _check_key(self, key: bytes) -> None:
-        raise NotImplementedError
+        """Raise `ConfigurationError` for a key that does not fit."""
 
+    @abstractmethod
     def _protect(self, protected: bytes, plain: bytes, key: bytes) -> bytes:
-        raise NotImplementedError
+        """Return what follows the header."""
 
+    @abstractmethod
     def _open(self, protected: bytes, parts: list[bytes], key: bytes) -> bytes:
         """Return what was protected; `ValueError` if anything is wrong."""
-        raise NotImplementedError
 
 
 def _about(message: MessageEnvelope, schema_id: str | None, schema_version: int) -> dict[str, Any]:

@@ -61,12 +61,6 @@ class FileBroker:
             self._refused.touch()
             raise ConnectionRefusedError("no broker")
 
-    async def publish(self, message: MessageEnvelope) -> None:
-        raise NotImplementedError
-
-    async def subscribe(self, topic: str, *, group: str, prefetch: int = 100) -> Any:
-        raise NotImplementedError
-
     async def publish_many(
         self, messages: Sequence[MessageEnvelope]
     ) -> Sequence[PublishError | None]:

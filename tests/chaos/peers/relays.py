@@ -169,7 +169,7 @@ PRODUCERS: Mapping[str, Callable[[str], Producer]] = {"seed": SeedProducer, "sem
 
 
 async def _run(options: Mapping[str, Any]) -> None:
-    bus = FileBroker(Path(options["wire"]), **options["broker"])
+    bus: Any = FileBroker(Path(options["wire"]), **options["broker"])  # publishes, no more
     if options["peer"] == "seed":
         async with asyncpg.create_pool(options["url"].replace("+asyncpg", ""), min_size=1) as pool:
             await _until_told(SeedRelay(pool, bus, **SETTINGS))
