@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -127,6 +128,23 @@ async def test_what_cannot_be_kept(storage: SqlAlchemyStorage) -> None:
         with pytest.raises(IdempotencyKeyMissingError):
             await idempotency.run(key, desk.place)
     assert {} == await shop.orders(storage)
+
+
+async def test_a_result_that_cannot_be_made_again(storage: SqlAlchemyStorage) -> None:
+    """It is found before the commit: no effect without a result, and the key may be used again."""
+    desk, idempotency = Desk(), Idempotency(storage)
+
+    async def ordered(uow: UnitOfWork) -> OrderedDict[str, int]:
+        return OrderedDict(await desk.place(uow))
+
+    with pytest.raises(SerializationError, match=r"no OrderedDict .* annotated with, dicts, lists"):
+        await idempotency.run("k", ordered, name="place", returns=OrderedDict)
+    async with storage.unit_of_work() as uow:
+        with pytest.raises(SerializationError, match="cannot be made again"):
+            await idempotency.run("k", ordered, name="place", returns=OrderedDict, uow=uow)
+        await uow.commit()
+    assert {} == await shop.orders(storage)
+    assert {"number": 3} == await idempotency.run("k", ordered, name="place", returns=dict)
 
 
 async def test_a_function_must_not_commit(storage: SqlAlchemyStorage) -> None:

@@ -87,12 +87,10 @@ class Idempotency:
         if fingerprint is None:
             raise SerializationError("the arguments of an idempotent call cannot be compared")
         takes_uow = bool(inspect.signature(function).parameters)
+        kept = _Kept(self._serializer, returns)
         if uow is not None:
-            body = await self._join(scoped, fingerprint, function, takes_uow, uow)
-        else:
-            body = await self._own(scoped, fingerprint, function, takes_uow)
-        # The first caller, too, gets what was kept: everybody gets the same.
-        return convert_to(returns, self._serializer.loads(body))
+            return await self._join(scoped, fingerprint, function, takes_uow, kept=kept, uow=uow)
+        return await self._own(scoped, fingerprint, function, takes_uow, kept=kept)
 
     async def _own(
         self,
@@ -100,7 +98,9 @@ class Idempotency:
         fingerprint: str,
         function: Callable[..., Any],
         takes_uow: bool,
-    ) -> bytes:
+        *,
+        kept: _Kept,
+    ) -> Any:
         store = self._storage.idempotency
         held = await claim(
             store,
@@ -112,26 +112,26 @@ class Idempotency:
             clock=self._clock,
         )
         if held.verdict is not Verdict.CLAIMED:
-            return _known(held)
+            return kept.value(_known(held))
         try:
             if not takes_uow:
                 lease = asyncio.create_task(renewing(store, held, self.lease, clock=self._clock))
                 try:
-                    answer = self._answer(await _awaited(function()))
+                    answer, value = kept.answer(await _awaited(function()))
                 finally:
                     lease.cancel()
                 await store.complete(held, answer, keep=self.keep)
                 failpoint("idempotency.after_result")
-                return answer.body
+                return value
             async with self._storage.unit_of_work(tenant_id=key.tenant_id) as uow:
                 with self._storage.lend(uow):
-                    answer = self._answer(await _awaited(function(uow)))
+                    answer, value = kept.answer(await _awaited(function(uow)))
                 failpoint("idempotency.after_function")
                 await store.complete(held, answer, keep=self.keep, session=uow.session)
                 failpoint("idempotency.before_commit")
                 await uow.commit()
                 failpoint("idempotency.after_commit")
-                return answer.body
+                return value
         except BaseException:
             await release(store, held)
             raise
@@ -142,8 +142,10 @@ class Idempotency:
         fingerprint: str,
         function: Callable[..., Any],
         takes_uow: bool,
+        *,
+        kept: _Kept,
         uow: UnitOfWork,
-    ) -> bytes:
+    ) -> Any:
         store, session = self._storage.idempotency, uow.session
         # Without it a caller who catches an error and commits would keep the claim.
         async with self._storage.gate(uow).savepoint():
@@ -157,15 +159,35 @@ class Idempotency:
                 clock=self._clock,
             )
             if held.verdict is not Verdict.CLAIMED:
-                return _known(held)
-            answer = self._answer(await _awaited(function(uow) if takes_uow else function()))
+                return kept.value(_known(held))
+            answer, value = kept.answer(await _awaited(function(uow) if takes_uow else function()))
             await store.complete(held, answer, keep=self.keep, session=session)
-            return answer.body
+            return value
 
-    def _answer(self, result: Any) -> Answer:
+
+class _Kept:
+    """How a result is kept, and what becomes of it when it is asked for again."""
+
+    def __init__(self, serializer: Serializer, returns: Any) -> None:
+        self._serializer = serializer
+        self._returns = returns
+
+    def answer(self, result: Any) -> tuple[Answer, Any]:
+        """Return what to keep, and what everybody gets, the first caller too."""
         body = self._serializer.dumps(result)
         kind = ("content-type", self._serializer.content_type)
-        return Answer(status_code=200, headers=[kind], body=body)
+        return Answer(status_code=200, headers=[kind], body=body), self.value(body)
+
+    def value(self, body: bytes) -> Any:
+        """Return the result again; before a commit, so that no effect is without its result."""
+        try:
+            return convert_to(self._returns, self._serializer.loads(body))
+        except SerializationError as error:
+            raise SerializationError(
+                f"the result was kept as {self._serializer.content_type} and cannot be made again: "
+                f"{error}. Let the function return, and be annotated with, dicts, lists, strings, "
+                "numbers, dates, a dataclass, a pydantic model or a msgspec struct"
+            ) from None
 
 
 def idempotent(
