@@ -12,15 +12,16 @@ from benchmarks.databases import dsn, empty, fill, settle, storage
 from benchmarks.runner import Bench, pick
 from benchmarks.worker import workers
 
-_TIME = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+_TIME = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
+_USE = "from semel import OutboxProjector, SqlAlchemyStorage"
 
 
 async def ask(bench: Bench) -> None:
     await _memory(bench)
     sides = await bench.compare(
         {
-            "import sqlalchemy": lambda: _import("sqlalchemy"),
-            "import semel": lambda: _import("semel"),
+            name: lambda name=name: _import(name)
+            for name in ("import sqlalchemy", "import sqlalchemy.ext.asyncio", "import semel", _USE)
         },
         unit="s",
     )
@@ -29,10 +30,10 @@ async def ask(bench: Bench) -> None:
     )
 
 
-async def _import(module: str) -> float:
+async def _import(statement: str) -> float:
     done = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-c", _TIME.format(module)],
+        [sys.executable, "-c", _TIME.format(statement)],
         capture_output=True,
         text=True,
         check=True,
