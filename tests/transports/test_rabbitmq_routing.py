@@ -8,6 +8,7 @@ import pytest
 from semel.errors import BusError, ConfigurationError, InvalidMessageError
 from semel.testing.contracts.harness import by_key, first_occurrences, ids, message
 from semel.transports.rabbitmq import RabbitMQMessageBus
+from semel.transports.rabbitmq_topology import queue_name
 from tests.transports.rabbitmq_tools import (  # noqa: F401  some are fixtures
     a_bus,
     a_topic,
@@ -158,9 +159,48 @@ async def test_other_settings_are_explained(bus, service, topic):
             await other.subscribe(topic, group="group")
 
 
+async def test_a_group_called_dead(bus, topic, admin):
+    """It gets the messages of its topic; the group that it sounds like keeps its dead letters."""
+    other = f"{topic}.group"
+    async with await read(bus, topic) as reader, await read(bus, other, group="dead") as dead:
+        await bus.publish_many([message(topic, event_id="a"), message(other, event_id="b")])
+        assert ["a"] == ids(await reader.messages(1))
+        assert ["b"] == ids(await dead.messages(1))
+        channel = await admin.channel()
+        letters = await channel.declare_queue(f"{other}.dead", passive=True)
+        assert 0 == letters.declaration_result.message_count
+    for queue in (f"{other}.+64ead", f"{other}.+64ead.dead"):
+        await channel.queue_delete(queue)
+    await channel.exchange_delete(other)
+
+
+@pytest.mark.parametrize("group", ["b.c", "ä", "a(b%c+d", "a b"])
+async def test_odd_groups(bus, topic, admin, group):
+    """A group may be called as it likes: what the name of a queue cannot have is escaped."""
+    async with await read(bus, topic, group=group) as reader:
+        await bus.publish(message(topic, event_id="a"))
+        assert ["a"] == ids(await reader.messages(1))
+    channel = await admin.channel()
+    for queue in (queue_name(topic, group), f"{queue_name(topic, group)}.dead"):
+        await channel.queue_delete(queue)
+
+
+async def test_no_queue_is_named_like_dead_letters(service, topic):
+    """Names that the user makes are refused, unless the queues are the user's, too."""
+    options = {"queue": lambda topic, _: f"{topic}.dead"}
+    async with RabbitMQMessageBus(service("rabbitmq"), **options) as bus:
+        with pytest.raises(ConfigurationError, match="dead letters"):
+            await bus.subscribe(topic, group="group")
+    async with RabbitMQMessageBus(service("rabbitmq"), queue=lambda *_: "ä") as bus:
+        with pytest.raises(ConfigurationError, match="a queue's name has"):
+            await bus.subscribe(topic, group="group")
+    async with RabbitMQMessageBus(service("rabbitmq"), dead_letter_exchange=None, **options) as bus:
+        await (await bus.subscribe(f"{topic}.group", group="group")).close()
+
+
 async def test_bad_names(bus):
     """Names that RabbitMQ would refuse are refused before anything is sent."""
-    for topic in ("ä" * 200, "amq.topic"):
+    for topic in ("ä" * 200, "amq.topic", "ä", "a(b"):
         (result,) = await bus.publish_many([message(topic)])
         assert result.kind == "permanent"
     with pytest.raises(InvalidMessageError, match="queue name"):
@@ -176,6 +216,8 @@ async def test_bad_names(bus):
         ({"unroutable": "drop"}, "accept"),
         ({"window": 0}, "window"),
         ({"mode": "xml"}, "binary"),
+        ({"exchange": "ä"}, "name of an exchange"),
+        ({"dead_letter_exchange": "a(b"}, "name of an exchange"),
     ],
 )
 def test_bad_options(options, text):

@@ -37,7 +37,7 @@ try:
     )
     from semel.transports.rabbitmq_link import CALL_SECONDS, Link, passing_channel
     from semel.transports.rabbitmq_subscription import RabbitMQSubscription
-    from semel.transports.rabbitmq_topology import Queue, Topology, queue_name
+    from semel.transports.rabbitmq_topology import CHARACTERS, Queue, Topology, is_name, queue_name
 except ImportError as missing:
     raise ImportError(missing_extra("RabbitMQMessageBus", "rabbitmq")) from missing
 
@@ -95,6 +95,8 @@ class RabbitMQMessageBus(BaseMessageBus):
             )
         if min(window, window_bytes, max_message_bytes) < 1:
             raise ConfigurationError("window, window_bytes and max_message_bytes are at least 1")
+        if not all(is_name(name or "") for name in (exchange, dead_letter_exchange)):
+            raise ConfigurationError(f"the name of an exchange has {CHARACTERS}")
         self._broker = broker
         self._topology = Topology(
             exchange=exchange,
@@ -133,6 +135,8 @@ class RabbitMQMessageBus(BaseMessageBus):
             raise InvalidMessageError(f"topic has more than {MAX_SHORT} bytes in UTF-8")
         if self._topology.exchange is None and topic.startswith("amq."):
             raise InvalidMessageError("topic: RabbitMQ keeps names with 'amq.' for itself")
+        if self._topology.exchange is None and not is_name(topic):
+            raise InvalidMessageError(f"topic: the name of an exchange has {CHARACTERS}")
         if self._topology.is_shared_topic_exchange() and {"*", "#"} & set(topic.split(".")):
             # A queue is bound by the name of its topic, and would get messages of others.
             raise InvalidMessageError("topic: * and # are wildcards in a shared topic exchange")

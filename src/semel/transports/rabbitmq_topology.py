@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,17 +11,35 @@ from typing import Any, Literal
 from aiormq.abc import AbstractChannel, AbstractConnection
 
 from semel.envelope import MessageEnvelope
-from semel.errors import InvalidMessageError
+from semel.errors import ConfigurationError, InvalidMessageError
 from semel.transports.amqp_frames import MAX_SHORT
 from semel.transports.rabbitmq_errors import TROUBLE, bus_error, calling, failure
 from semel.transports.rabbitmq_link import Link, passing_channel
 
+_DEAD = ".dead"
+_NAME = re.compile(r"[a-zA-Z0-9_.:@#,/+ -]*")
+_ODD = re.compile(r"[^a-zA-Z0-9_.:@#,/ -]")
+CHARACTERS = "letters a to z, digits, spaces and any of -_.:@#,/+"
 _FRAMES = 1000  # three make a message; aiormq's ten are too few for a stream of them
 
 
 def queue_name(topic: str, group: str) -> str:
-    """Return `<topic>.<group>`; with a dot of its own a group could get another one's queue."""
-    return f"{topic}.{group.replace('%', '%25').replace('.', '%2E')}"
+    """Return `<topic>.<group>`, and `+` with hexadecimal digits for what a name cannot have.
+
+    With a dot of its own a group could get another one's queue; so could a group called like the
+    end of the names of dead letter queues.
+    """
+    group = _escaped(group).replace(".", "+2E")
+    return f"{_escaped(topic)}.{'+64ead' if group == 'dead' else group}"
+
+
+def _escaped(name: str) -> str:
+    return _ODD.sub(lambda odd: "".join(f"+{byte:02X}" for byte in odd[0].encode()), name)
+
+
+def is_name(name: str) -> bool:
+    """Tell whether aiormq takes it for an exchange or a queue; RabbitMQ itself takes more."""
+    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +72,18 @@ class Topology:
     def queue_of(self, topic: str, group: str) -> str:
         """Return the queue of *group*."""
         name = self.queue(topic, group)
-        if len(name.encode()) > MAX_SHORT - len(".dead"):
+        if not is_name(name):
+            raise ConfigurationError(
+                f"`queue` gives {name[:300]!r}: a queue's name has {CHARACTERS}"
+            )
+        if self.declare and self.dead_letter_exchange is not None and name.endswith(_DEAD):
+            raise ConfigurationError(
+                f"the queue {name!r} would be that of another group's dead letters: give `queue` "
+                f"names that do not end in {_DEAD!r}"
+            )
+        if len(name.encode()) > MAX_SHORT - len(_DEAD):
             raise InvalidMessageError(
-                f"topic and group make a queue name of more than {MAX_SHORT - len('.dead')} bytes"
+                f"topic and group make a queue name of more than {MAX_SHORT - len(_DEAD)} bytes"
             )
         return name
 
@@ -71,7 +99,7 @@ class Topology:
         if self.single_active_consumer:
             arguments["x-single-active-consumer"] = True
         if self.dead_letter_exchange is not None:
-            arguments |= await self._declare_dead_letters(channel, f"{name}.dead")
+            arguments |= await self._declare_dead_letters(channel, name + _DEAD)
         if self.delivery_limit is not None and self.queue_type == "quorum":
             arguments["x-delivery-limit"] = self.delivery_limit
         await channel.queue_declare(name, durable=True, arguments=arguments)
