@@ -86,8 +86,13 @@ class Publisher:
 
     @property
     def has_slot(self) -> bool:
-        """Whether another batch could be sent."""
-        return self.destinations.accept and self._flights < self._config.concurrency
+        """Whether another batch could be sent; a probe and a suspect go alone."""
+        return (
+            self.destinations.accept
+            and self.destinations.broker.is_closed
+            and not self._solo
+            and self._flights < self._config.concurrency
+        )
 
     async def close(self) -> None:
         """Finish what goes on beside the batches."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from semel.clock import SystemClock
 from semel.envelope import MessageEnvelope
 from semel.errors import ConfigurationError, InvalidMessageError
 from semel.observer import NullObserver
@@ -64,6 +66,16 @@ class Flaky:
             raise OperationalError("SELECT 1", None, Exception("server closed the connection"))
 
         return fail
+
+
+class CountingClock(SystemClock):
+    """Tells how often it was asked."""
+
+    asked = 0
+
+    def monotonic(self) -> float:
+        self.asked += 1
+        return super().monotonic()
 
 
 class TestConstruction:
@@ -237,6 +249,36 @@ async def test_a_mark_that_cannot_be_stored_is_no_hot_loop(storage: SqlAlchemySt
     assert 5 == bus.tried("e0-0000")
     assert_ordered(bus.published_ids())
     assert 1 == (await row(storage, "e0-0000")).retry_count
+
+
+async def test_a_retry_that_is_due_during_a_probe_is_no_hot_loop(storage: SqlAlchemyStorage):
+    """Nothing goes out before the probe has its answer: there is no reason to turn."""
+    clock, asked, answer = CountingClock(), asyncio.Event(), asyncio.Event()
+
+    class SilentBus(ScriptedBus):
+        async def ping(self) -> None:
+            asked.set()
+            await answer.wait()
+
+    async def cut(messages: Sequence[MessageEnvelope]) -> None:
+        if any(m.event_id == "second" for m in messages) and not answer.is_set():
+            raise ConnectionError("cut")
+
+    bus = SilentBus(cut)
+    bus.faults.reject(lambda m: m.event_id == "first", times=1)
+    await add(storage, "first", key="a")
+    times = {"lease_seconds": 60.0, "retry_base_seconds": 1.0, "retry_max_seconds": 1.0}
+    async with running(projector(storage, bus, clock=clock, sweep_seconds=30.0, **times)) as relay:
+        await eventually(lambda: _is(storage, "first", "FAILED"))
+        await add(storage, "second", key="b")
+        await asked.wait()
+        await eventually(lambda: (relay._window.next_due() or math.inf) < clock.monotonic())
+        before = clock.asked
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert clock.asked - before < 100
+        answer.set()
+        await eventually(lambda: all_sent(storage))
 
 
 async def test_rows_of_writers_that_bypass_the_locks_are_late_and_not_lost(
