@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel import SqlAlchemyStorage
 from tests.services import Database
@@ -17,6 +19,24 @@ async def end(storage: SqlAlchemyStorage, pid: int) -> None:
     """Let the server end a session, and return when it has."""
     async with storage.engine.connect() as connection:
         await connection.execute(text(f"SELECT pg_terminate_backend({pid}, 10000)"))
+
+
+async def farewell(session: AsyncSession) -> asyncio.Event:
+    """Return what is set when the client has the server's last word."""
+    said = asyncio.Event()
+    raw = await (await session.connection()).get_raw_connection()
+    driver: Any = raw.driver_connection
+    if hasattr(driver, "add_termination_listener"):  # asyncpg reads all the time
+        driver.add_termination_listener(lambda _: said.set())
+    else:  # psycopg reads when it wants something
+
+        def arrived() -> None:
+            said.set()
+            loop.remove_reader(driver.fileno())
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(driver.fileno(), arrived)
+    return said
 
 
 @POSTGRES
@@ -34,9 +54,10 @@ async def test_fm_d04_a_connection_lost_before_the_tail_is_transient(
                 if not ends:  # what the first commit reads of the database is kept
                     await uow.commit()
                     continue
+                said = await farewell(uow.session) if heard else None
                 await end(other, pid)
-                if heard:
-                    await asyncio.sleep(0.1)
+                if said is not None:
+                    await asyncio.wait_for(said.wait(), 30)
                 with pytest.raises(Exception) as caught:
                     await uow.commit()
             assert storage.is_transient(caught.value), repr(caught.value)

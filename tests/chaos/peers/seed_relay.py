@@ -93,7 +93,7 @@ class SeedRelay:
 
     async def _claim(self) -> list[asyncpg.Record]:
         async with self._pool.acquire() as connection, connection.transaction():
-            rows = await connection.fetch(_CLAIM, "default", self._batch_size)
+            rows: list[asyncpg.Record] = await connection.fetch(_CLAIM, "default", self._batch_size)
             ids = [row["id"] for row in rows]
             sql = "UPDATE outbox SET status = 'PUBLISHING' WHERE id = ANY($1::varchar[])"
             await connection.execute(sql, ids)
