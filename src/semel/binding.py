@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from importlib import import_module
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from semel.conversion import convert
 from semel.envelope import MessageEnvelope
@@ -69,6 +70,19 @@ def takes_second(handler: Handler) -> bool:
 
     A second parameter with a default value is the handler's own, unless it is called `uow`.
     """
+    known = _known.get(handler) if isinstance(handler, types.FunctionType) else None
+    if known is None:
+        known = _takes_second(handler)
+        if isinstance(handler, types.FunctionType):
+            _known[handler] = known
+    return known
+
+
+# Reading a signature takes as long as a statement of SQL, and handlers are called often.
+_known: WeakKeyDictionary[types.FunctionType, bool] = WeakKeyDictionary()
+
+
+def _takes_second(handler: Handler) -> bool:
     name = name_of(handler)
     if not callable(handler):
         raise ConfigurationError(f"{name} is not callable: register a function")

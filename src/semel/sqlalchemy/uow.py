@@ -141,7 +141,7 @@ class SQLAlchemyUnitOfWork:
         """Flush, and add the tracked aggregates' events to the outbox."""
         if not self._tracked:
             return
-        await self.session.flush()
+        await self._flush()
         buffer = await self.session.run_sync(join)
         for aggregate in self._tracked:
             emit(aggregate, self.outbox, buffer, final=True)
@@ -158,11 +158,17 @@ class SQLAlchemyUnitOfWork:
             seal.check()
         await self.collect()
         if seal is not None:
-            await self.session.flush()
+            await self._flush()
             await seal.close()
         elif self._joined is None:
             await self.session.commit()
         else:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        sync = self.session.sync_session
+        # A flush of nothing does nothing, but takes a switch to another greenlet to find out.
+        if sync.new or sync.dirty or sync.deleted:
             await self.session.flush()
 
     async def rollback(self) -> None:
