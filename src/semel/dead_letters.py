@@ -1,14 +1,18 @@
 """Messages that a consumer gave up, as messages to `<topic>.dead`.
 
 A dead letter has an id of its own: with the original's it would collide with the row of a service
-that both sent and received it. What it was travels in its metadata.
+that both sent and received it. What it was travels in its metadata. The id follows from the message
+and the consumer: a message that comes again because its end was not acknowledged gets the letter
+that it has, and one that was revived from its letter gets another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from uuid import NAMESPACE_URL, uuid5
 
 from semel.envelope import (
     DEFAULT_TENANT,
@@ -24,7 +28,9 @@ from semel.hashing import is_document, is_json
 from semel.wire import WireMessage
 
 BINARY = "application/octet-stream"
+REVIVED = "revived_from"
 
+_LETTERS = uuid5(NAMESPACE_URL, "urn:semel:dead-letter")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -70,6 +76,7 @@ def dead_letter(
     }
     return MessageEnvelope(
         topic=topic,
+        event_id=_letter_id(message, body, consumer_name),
         event_type=message.event_type,
         tenant_id=message.tenant_id,
         key=message.order_key,
@@ -89,7 +96,10 @@ def dead_letter(
 def raw_letter(
     wire: WireMessage, *, topic: str, consumer_name: str, reason: Reason, detail: str
 ) -> MessageEnvelope:
-    """Return the letter of something that is no message: its bytes, and headers as they came."""
+    """Return the letter of something that is no message: its bytes, and headers as they came.
+
+    Its id is a new one: nothing tells a second delivery from another one with the same bytes.
+    """
     metadata = {
         "dead_letter_topic": wire.topic,
         "dead_letter_consumer": consumer_name,
@@ -137,10 +147,22 @@ def revive(letter: MessageEnvelope) -> MessageEnvelope:
         schema_version=letter.schema_version,
         source=letter.source,
         occurred_at=letter.occurred_at,
-        metadata={k: v for k, v in about.items() if not k.startswith("dead_letter_")},
+        metadata={k: v for k, v in about.items() if not k.startswith("dead_letter_")}
+        | {REVIVED: letter.event_id},
         content_type=about.get("dead_letter_content_type", letter.content_type),
         body=letter.body,
     )
+
+
+def _letter_id(message: MessageEnvelope, body: bytes, consumer_name: str) -> str:
+    parts = (
+        message.tenant_id,
+        consumer_name,
+        message.event_id,
+        hashlib.sha256(body).hexdigest(),
+        message.metadata.get(REVIVED, ""),
+    )
+    return str(uuid5(_LETTERS, "\x1f".join(parts)))
 
 
 def _body(message: MessageEnvelope) -> bytes:

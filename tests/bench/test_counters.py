@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import event, text
 
 from benchmarks.databases import TEXT, business, dsn, fill
-from semel import ConsumerInbox, SqlAlchemyOutbox
+from semel import ConsumerInbox, MessageEnvelope, SqlAlchemyOutbox
 from semel.relay import Read
 from semel.sqlalchemy.scratch import write_business_row
 from semel.sqlalchemy.storage import SqlAlchemyStorage
@@ -231,6 +231,29 @@ async def test_an_inbox_message_costs_two_statements_beside_its_handler(
 
     await process(1)
     assert 2 == len(await process(2))
+
+
+async def test_events_of_a_handler_are_written_with_one_statement(
+    storage: SqlAlchemyStorage, server: asyncpg.Connection
+) -> None:
+    """Whether an earlier run has emitted them is looked up there, by the index of their ids."""
+    cause = MessageEnvelope(topic="orders", payload=1)
+
+    async def emit() -> None:
+        async with storage.unit_of_work(cause=cause) as uow:
+            await uow.session.execute(text("DELETE FROM outbox WHERE topic = 'invoices'"))
+            for number in range(10):
+                await uow.outbox.add("invoices", {"text": TEXT}, key=f"k{number}")
+            await uow.commit()
+
+    await fill(storage, EVENTS, keys=EVENLY)
+    await emit()
+    sent = await the_one(storage, emit, "INSERT INTO outbox")
+    plan, logged = await explain(server, sent, "DELETE FROM outbox WHERE topic = 'invoices'")
+    assert 0 == touched(plan, "outbox")
+    assert 0 < logged
+    plan, logged = await explain(server, sent)
+    assert (1, 0) == (touched(plan, "outbox"), logged)
 
 
 def test_the_import_brings_no_optional_library_and_few_modules() -> None:

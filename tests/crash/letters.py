@@ -87,7 +87,7 @@ async def check(books: Books) -> None:
     letters = await books.world.rows(
         select(OutboxRecord.event_metadata).where(OutboxRecord.topic == "tasks.dead")
     )
-    books.same("dead letters", ["bad", "odd"], {row[0]["dead_letter_id"] for row in letters})
+    books.same("dead letters", ["bad", "odd"], [row[0]["dead_letter_id"] for row in letters])
 
 
 STORY = Story("letters", run, check, about=("consumer", "batch", "inbox"))

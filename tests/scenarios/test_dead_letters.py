@@ -121,6 +121,28 @@ async def test_a_dead_message_can_be_replayed(
     assert InboxStatus.PROCESSED == (await record(storage)).status
 
 
+async def test_a_message_has_one_letter_until_it_is_revived(
+    bus: InMemoryMessageBus, storage: SqlAlchemyStorage
+) -> None:
+    """One that comes again, not acknowledged, has its letter; a revived one gets another."""
+    consumer = consumer_of(bus, storage)
+
+    @consumer.on("job.assigned")
+    async def fail(message: MessageEnvelope, _uow: UnitOfWork) -> None:
+        raise ValueError("no")
+
+    async with consumer:
+        for _ in range(2):
+            await bus.publish(job())
+            await drained(consumer)
+        [first] = await letters(storage)
+        await bus.publish_many([revive(first.envelope())] * 2)
+        await drained(consumer)
+        [_, second] = await letters(storage)
+    assert first.id == second.event_metadata["revived_from"]
+    assert "id-a" == second.event_metadata["dead_letter_id"]
+
+
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 async def test_a_handler_that_ends_the_transaction(
     bus: InMemoryMessageBus, storage: SqlAlchemyStorage, ending: str

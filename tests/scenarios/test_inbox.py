@@ -195,6 +195,31 @@ async def test_an_event_that_the_handler_emits_has_the_same_id_again(
     assert str(caught.value) != await run(ConsumerInbox(storage, "shipping"), emit)
 
 
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_message_that_an_operator_lets_run_again(
+    storage: SqlAlchemyStorage, together: bool
+) -> None:
+    """Its effects happen again; what the handler emitted is in the outbox already, and stays."""
+
+    async def emit(payload: dict[str, Any], uow: Any) -> None:
+        await perform(payload, uow)
+        await uow.outbox.add("invoices", payload, key="k")
+
+    inbox = ConsumerInbox(storage, "billing")
+    message = MessageEnvelope(topic="orders", event_id="m-1", payload={"name": "a"})
+    for times in (1, 2):
+        if together:
+            other = MessageEnvelope(topic="orders", event_id=f"n-{times}", payload={"name": "b"})
+            results = await inbox.process_batch([message, other], emit)
+            assert [Outcome.PROCESSED] * 2 == [result.outcome for result in results]
+        else:
+            await run(inbox, emit)
+        assert times == (await names(storage)).count("a")
+        assert await storage.inbox.forget("m-1", consumer_name="billing")
+    emitted = [row.payload["name"] for row in await letters(storage)]
+    assert (["a", "b", "b"] if together else ["a"]) == emitted
+
+
 async def test_in_the_callers_transaction(storage: SqlAlchemyStorage) -> None:
     """With session= the message is processed if and only if the caller commits."""
     counts = Counts()

@@ -100,7 +100,7 @@ def forget(
 ) -> None:
     """Let a message be processed again when it comes again: its effects happen again, too.
 
-    A handler that emits events cannot run again while those of its first run are in the outbox.
+    Events that its handler has emitted are not emitted again while they are in the outbox.
     """
 
     async def look(storage: SqlAlchemyStorage) -> bool:

@@ -151,7 +151,7 @@ class InboxGate(Protocol):
         """
 
     async def bury(self, letter: MessageEnvelope) -> None:
-        """Add a dead letter to the outbox, however large it is."""
+        """Add a dead letter to the outbox, however large it is, unless it is there already."""
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
         """Undo what happens inside if it raises; the transaction around it goes on."""
@@ -198,7 +198,8 @@ class Storage(Protocol):
         """Return a fresh unit of work.
 
         With *session* it joins that transaction and leaves its commit to the owner.
-        *cause* gives outgoing messages their correlation and causation ids.
+        *cause* gives outgoing messages their correlation and causation ids, and ids that a second
+        execution gives again: what it emitted before stays as it is, and is not emitted again.
         """
 
     def gate(self, uow: UnitOfWork) -> InboxGate:

@@ -9,7 +9,7 @@ of `sequence` the order of commits, for one insert and one commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakMethod
 
@@ -28,6 +28,7 @@ from semel.errors import (
 from semel.failpoints import failpoint
 from semel.sqlalchemy.dialects import database_of
 from semel.sqlalchemy.layout import PARTITIONS, SLOTS
+from semel.sqlalchemy.repetition import unwritten
 from semel.sqlalchemy.rows import NewRow, place
 from semel.sqlalchemy.schema import check_schema
 from semel.sqlalchemy.tables import OutboxRecord
@@ -52,6 +53,7 @@ class Buffer:
     """The events of one transaction that are not in the table yet."""
 
     __slots__ = (
+        "derived",
         "dropped",
         "emitted",
         "ids",
@@ -66,6 +68,7 @@ class Buffer:
     def __init__(self) -> None:
         self.rows: list[NewRow] = []
         self.ids: set[str] = set()
+        self.derived: set[str] = set()
         self.dropped: set[str] = set()
         self.marks: list[tuple[object, int]] = []
         self.sources: list[Source] = []
@@ -74,10 +77,12 @@ class Buffer:
         self.poisoned = False
         self.written = False
 
-    def append(self, row: NewRow) -> None:
-        """Add an event."""
+    def append(self, row: NewRow, *, derived: bool = False) -> None:
+        """Add an event; one with a *derived* id is left out if it is in the outbox already."""
         self.rows.append(row)
         self.ids.add(row.id)
+        if derived:
+            self.derived.add(row.id)
 
     def collect(self, *, final: bool = False) -> None:
         """Take what the sources hold."""
@@ -199,9 +204,9 @@ def _write(connection: Connection) -> None:
         buffer.collect(final=True)
         if buffer.rows:
             check_schema(connection)
-            plan = place(buffer.rows, slots=SLOTS, partitions=PARTITIONS)
             failpoint("write.before_insert")
-            database_of(connection.dialect).write_events(connection, plan, _outbox)
+            if not _insert(connection, buffer.rows, unless=buffer.derived):
+                _insert(connection, unwritten(connection, _outbox, buffer.rows, buffer.derived))
             failpoint("write.after_insert")
             buffer.written = True
             buffer.rows.clear()
@@ -214,6 +219,16 @@ def _write(connection: Connection) -> None:
         except Exception:  # noqa: BLE001  the first error is the one to tell
             _logger.debug("rollback after a failed write failed too")
         raise
+
+
+def _insert(
+    connection: Connection, rows: Sequence[NewRow], *, unless: Collection[str] = ()
+) -> bool:
+    if not rows:
+        return True
+    plan = place(rows, slots=SLOTS, partitions=PARTITIONS)
+    database = database_of(connection.dialect)
+    return database.write_events(connection, plan, _outbox, unless=unless)
 
 
 def _commit(connection: Connection) -> None:

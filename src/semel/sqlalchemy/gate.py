@@ -74,9 +74,10 @@ class SqlAlchemyInboxGate:
         return await self._run(lambda c, d: self._attempts(c, d, receipt, add))
 
     async def bury(self, letter: MessageEnvelope) -> None:
-        """Add a dead letter to the outbox, however large it is."""
+        """Add a dead letter to the outbox, however large it is, unless it is there already."""
         outbox = SqlAlchemyOutbox(self._session, letter.tenant_id, max_payload_bytes=_UNLIMITED)
-        await outbox.put(letter)
+        row = outbox.row(letter)
+        (await self._session.run_sync(join)).append(row, derived=True)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

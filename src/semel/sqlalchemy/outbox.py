@@ -32,7 +32,8 @@ class SqlAlchemyOutbox:
 
     Events are checked and encoded by `add`, and written with one statement as the last act
     before the commit. *session* is an `AsyncSession`, or a `Session` with `add_nowait`.
-    With *cause*, events get its correlation id, and ids that a second execution would give again.
+    With *cause*, events get its correlation id, and ids that a second execution would give again:
+    what is in the outbox under such an id is not written a second time.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class SqlAlchemyOutbox:
         order of their commits. The event is not sent before *available_at*.
         """
         given = event_type if event_type is not None else topic
+        derived = event_id is None and self._cause is not None
         if event_id is None:
             event_id = self._new_id(topic, given, key)
         envelope = MessageEnvelope(
@@ -112,7 +114,9 @@ class SqlAlchemyOutbox:
             occurred_at=occurred_at if occurred_at is not None else self._clock.now(),
             metadata=self.headers(metadata, topic=topic, event_id=event_id),
         )
-        return self._append(envelope, available_at)
+        row = self.row(envelope, available_at)
+        self._buffer().append(row, derived=derived)
+        return _record(row, envelope, self._clock.now())
 
     async def put(self, *envelopes: MessageEnvelope) -> None:
         """Add ready-made envelopes, in the given order."""
@@ -148,11 +152,6 @@ class SqlAlchemyOutbox:
             available_at=available_at,
             ordered=envelope.topic not in self._unordered,
         )
-
-    def _append(self, envelope: MessageEnvelope, available_at: datetime | None) -> OutboxRecord:
-        row = self.row(envelope, available_at)
-        self._buffer().append(row)
-        return _record(row, envelope, self._clock.now())
 
     def _buffer(self) -> Buffer:
         buffer = linked(self._session)

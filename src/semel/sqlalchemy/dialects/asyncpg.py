@@ -29,16 +29,17 @@ def numbered(sql: str, names: tuple[str, ...]) -> str:
     return sql
 
 
-def run(connection: Connection, sql: str, arguments: Collection[Any]) -> None:
-    """Execute in the connection's transaction."""
+def run(connection: Connection, sql: str, arguments: Collection[Any]) -> str:
+    """Execute in the connection's transaction, and return the server's word on it."""
     adapted: Any = connection.connection.dbapi_connection
     try:
         with _sqlalchemy_errors("INSERT INTO outbox"):
-            adapted.run_async(lambda driver: driver.execute(sql, *arguments))
+            status: str = adapted.run_async(lambda driver: driver.execute(sql, *arguments))
     except OperationalError as error:
         if error.connection_invalidated:
             connection.invalidate(error)  # as SQLAlchemy does: it must not go back to the pool
         raise
+    return status
 
 
 async def execute(connection: AsyncConnection, sql: str) -> None:

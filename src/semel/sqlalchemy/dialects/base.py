@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     insert,
+    select,
 )
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 from sqlalchemy.sql import ColumnElement
@@ -32,6 +33,7 @@ from semel.sqlalchemy.dialects.lanes import Lanes
 if TYPE_CHECKING:
     from semel.sqlalchemy.rows import Plan
 
+_CHUNK = 500
 _logger = logging.getLogger("semel.outbox")
 
 
@@ -115,10 +117,21 @@ class Database(Lanes, ABC):
         text = str(error.orig).lower()
         return "no such table" in text or "no such column" in text
 
-    def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
-        """Lock the plan's slots in ascending order, then insert its rows, at the commit's tail."""
+    def write_events(
+        self, connection: Connection, plan: Plan, table: Table, *, unless: Collection[str] = ()
+    ) -> bool:
+        """Lock the plan's slots in ascending order, then insert its rows, at the commit's tail.
+
+        Inserts nothing and returns False if the table has an id of *unless*.
+        """
+        ids = list(unless)
+        for start in range(0, len(ids), _CHUNK):
+            known = select(table.c.id).where(table.c.id.in_(ids[start : start + _CHUNK]))
+            if connection.scalar(known.limit(1)) is not None:
+                return False
         statement = insert(table).values(created_at=self.now()).inline()
         connection.execute(statement, plan.values())
+        return True
 
     def is_transient(self, error: BaseException) -> bool:
         """Tell errors after which the whole transaction may be tried again.

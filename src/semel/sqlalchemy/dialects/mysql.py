@@ -152,30 +152,41 @@ class MySql(Database):
         arguments: Any = getattr(error.orig, "args", ())
         return bool(arguments) and arguments[0] in (1146, 1054)
 
-    def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
+    def write_events(
+        self, connection: Connection, plan: Plan, table: Table, *, unless: Collection[str] = ()
+    ) -> bool:
         """Lock, then insert; all values are bound, or drivers would send row after row."""
-        created = self._lock_slots(connection, plan)
-        connection.execute(insert(table).inline(), plan.values(created_at=created))
+        created, known = self._lock_slots(connection, plan, unless)
+        if not known:
+            connection.execute(insert(table).inline(), plan.values(created_at=created))
+        return not known
 
-    def _lock_slots(self, connection: Connection, plan: Plan) -> datetime:
-        """Lock the slots' rows, of which InnoDB keeps many in little space; return the time."""
+    def _lock_slots(
+        self, connection: Connection, plan: Plan, unless: Collection[str]
+    ) -> tuple[datetime, bool]:
+        """Lock the slots' rows, of which InnoDB keeps many in little space.
+
+        Returns the time, and whether the outbox has an id of *unless*.
+        """
         numbers = ", ".join(str(int(slot)) for slot in plan.slots)
         mode = "FOR UPDATE" if plan.exclusive else "LOCK IN SHARE MODE"
         if getattr(connection.dialect, "is_mariadb", False):
             mode += f" WAIT {_LOCK_SECONDS}"
-        found = connection.execute(
-            text(
-                f"SELECT slot, {_NOW} FROM outbox_slot WHERE slot IN ({numbers}) "  # noqa: S608  integers
-                f"ORDER BY slot {mode}"
-            )
-        ).all()
+        known = "EXISTS (SELECT 1 FROM outbox WHERE id IN :unless)" if unless else "0"
+        statement = text(
+            f"SELECT slot, {_NOW}, {known} FROM outbox_slot "  # noqa: S608  integers
+            f"WHERE slot IN ({numbers}) ORDER BY slot {mode}"
+        )
+        if unless:
+            statement = statement.bindparams(bindparam("unless", expanding=True))
+        found = connection.execute(statement, {"unless": list(unless)} if unless else {}).all()
         if len(found) != len(plan.slots):
             raise SchemaError(
                 "rows are missing in outbox_slot, so writers would not exclude each other: "
                 "run `semel db check`"
             )
         now: datetime = found[0][1]
-        return now.replace(tzinfo=UTC)
+        return now.replace(tzinfo=UTC), bool(found[0][2])
 
     def is_transient_cause(self, error: BaseException | None) -> bool:
         """Tell by the error number."""

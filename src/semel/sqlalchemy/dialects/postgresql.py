@@ -275,19 +275,24 @@ class PostgreSql(Database):
         """Tell undefined tables and columns."""
         return getattr(error.orig, "sqlstate", None) in ("42P01", "42703")
 
-    def write_events(self, connection: Connection, plan: Plan, table: Table) -> None:
-        """Lock and insert with one statement."""
+    def write_events(
+        self, connection: Connection, plan: Plan, table: Table, *, unless: Collection[str] = ()
+    ) -> bool:
+        """Lock, look and insert with one statement."""
         if self._deferrable.get(connection.dialect):
             # Checked at COMMIT they would be checked, and wait, while the slots are held.
             connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
         slots, modes = self._locks(connection, plan)
         columns: list[list[Any]] = [list(column) for column in zip(*plan.rows, strict=True)][:-1]
         arguments = [slots, modes, *columns, list(plan.partitions), list(plan.lanes)]
-        names, sql = ("slots", "modes", *COLUMNS), write_sql(table.name)
+        names: tuple[str, ...] = ("slots", "modes", *COLUMNS)
+        if unless:
+            names, arguments = (*names, "unless"), [*arguments, list(unless)]
+        sql = write_sql(table.name, guarded=bool(unless))
         if asyncpg.drives(connection) and self._in_transaction(connection):
-            asyncpg.run(connection, asyncpg.numbered(sql, names), arguments)
-        else:
-            connection.execute(text(sql), dict(zip(names, arguments, strict=True)))
+            status = asyncpg.run(connection, asyncpg.numbered(sql, names), arguments)
+            return status != "INSERT 0 0"
+        return connection.execute(text(sql), dict(zip(names, arguments, strict=True))).rowcount != 0
 
     def _locks(self, connection: Connection, plan: Plan) -> tuple[list[int], list[bool]]:
         if len(plan.slots) <= MAX_SLOTS:

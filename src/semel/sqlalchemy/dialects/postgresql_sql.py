@@ -100,12 +100,17 @@ def fetch_sql(columns: str) -> str:
 
 
 @cache
-def write_sql(table: str) -> str:
-    """Lock and insert in one round trip.
+def write_sql(table: str, *, guarded: bool = False) -> str:
+    """Lock and insert in one round trip; *guarded*: nothing, if an id of `unless` is there.
 
     The locks are taken by a materialised step that the insert joins as one row, so that no
     sequence number is drawn before the last lock is held.
     """
+    # One by one: planned before the table was known to grow, `= ANY` would read all of it for ever.
+    guard = f"""WHERE NOT EXISTS (
+        SELECT FROM unnest(CAST(:unless AS text[])) AS wanted(id)
+        WHERE (SELECT known.id FROM {table} AS known WHERE known.id = wanted.id) IS NOT NULL
+    )"""
     arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in COLUMNS.items())
     values = ", ".join(
         f"CAST(n.{name} AS json)" if name in _DOCUMENTS else f"n.{name}" for name in COLUMNS
@@ -129,5 +134,6 @@ def write_sql(table: str) -> str:
     INSERT INTO {table} ({", ".join(COLUMNS)}, created_at)
     SELECT {values}, clock_timestamp()
     FROM held, unnest({arrays}) WITH ORDINALITY AS n({", ".join(COLUMNS)}, ordinal)
+    {guard if guarded else ""}
     ORDER BY n.ordinal
     """  # noqa: S608  constants only

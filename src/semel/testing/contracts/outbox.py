@@ -224,3 +224,36 @@ class OutboxContract:
         for entry in await unsent(storage):
             assert "c-1" == entry.envelope.correlation_id
             assert cause.event_id == entry.envelope.causation_id
+
+    async def test_what_a_cause_emitted_is_not_emitted_again(
+        self, storage: Storage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A second execution commits, and adds what the first did not; who differs is told."""
+        cause = MessageEnvelope(topic="orders", payload=1)
+        for payloads in (["a", "b"], ["a", "b"], ["a", "other", "c"], ["a", "b", "c", "d"]):
+            async with storage.unit_of_work(cause=cause) as uow:
+                for payload in payloads:
+                    await uow.outbox.add("out", payload, key="k")
+                await uow.outbox.add(
+                    "plain", len(payloads), event_id=f"run-{len(await ids(storage))}"
+                )
+                await uow.commit()
+        found = [entry.envelope for entry in await unsent(storage)]
+        assert ["a", "b", "c", "d"] == [each.payload for each in found if each.topic == "out"]
+        assert [2, 2, 3, 4] == [each.payload for each in found if each.topic == "plain"]
+        assert 1 == caplog.text.count("with another payload")
+
+    async def test_an_id_of_ones_own_must_be_new(self, storage: Storage) -> None:
+        """Also beside events that a second execution leaves out: nothing of it is committed."""
+        cause = MessageEnvelope(topic="orders", payload=1)
+        for more in (False, True):
+            async with storage.unit_of_work(cause=cause) as uow:
+                await uow.outbox.add("out", 1)
+                await uow.outbox.add("out", 2, event_id="mine")
+                if not more:
+                    await uow.commit()
+                    continue
+                await uow.outbox.add("out", 3)
+                with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
+                    await uow.commit()
+        assert [1, 2] == [entry.envelope.payload for entry in await unsent(storage)]
