@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from semel.failpoints import failpoint
 from semel.protocols import Clock, Observer
 from semel.publishing import Publisher
@@ -11,6 +13,8 @@ from semel.tenure import Tenure
 from semel.window import Window
 
 _FLOOR_SECONDS = 0.1
+# A few rows are passed over sooner than the database is asked whether their floor may rise.
+_FLOOR_ROWS, _FLOOR_PATIENCE = 250, 1.0
 _SCHEDULE_SECONDS = 0.05
 _LONG = 3600.0
 
@@ -41,7 +45,8 @@ class Intake:
         self._idle = config.sleep_busy
         self._poll_at = 0.0
         self._sweep_at = 0.0
-        self._floor_at = 0.0
+        self._floor_at = -math.inf
+        self._fed = 0
         self._promoted_at = 0.0
         self._schedule_at = 0.0
         #: There may be new rows: look at all lanes.
@@ -69,7 +74,9 @@ class Intake:
             return now
         moment = min(self._sweep_at, self._schedule_at)
         if window.room > 0 and self._destinations.accept:
-            more = any(lane.more and not lane.leaving for lane in window.lanes.values())
+            more = window.is_hungry and any(
+                lane.more and not lane.leaving for lane in window.lanes.values()
+            )
             moment = now if self.woken or more else min(moment, self._poll_at)
         return moment
 
@@ -116,10 +123,15 @@ class Intake:
         if everything:
             # Somebody whom we cannot hear may have added a scheduled row.
             self._schedule_at = min(self._schedule_at, self._promoted_at + _SCHEDULE_SECONDS)
-        if now >= self._schedule_at:
-            await self._promote()
         if window.room > 0:
             self.woken = False
+        await self._fetch(now, everything=everything, sweeping=sweeping)
+        # After it: what was just committed shall not wait.
+        if now >= self._schedule_at and await self._promote():
+            await self._fetch(now, everything=False, sweeping=False)
+
+    async def _fetch(self, now: float, *, everything: bool, sweeping: bool) -> None:
+        window = self._window
         horizons = await self._horizons(now)
         reads = window.reads(everything=everything)
         if not reads or self._destinations.is_paused:
@@ -133,6 +145,7 @@ class Intake:
             self._observer.count("outbox_late_total", late)
         window.lanes.raise_floors(reads, horizons)
         failpoint("relay.after_floor")
+        self._fed += len(entries)
         if entries:
             self._idle = self._config.sleep_busy
         elif everything:
@@ -144,9 +157,10 @@ class Intake:
         """Return up to where floors may rise; must be asked for before the fetch."""
         lanes = self._window.lanes
         partitions = [lane.partition for lane in lanes.values() if lane.known]
-        if now < self._floor_at or not partitions:
+        wait = _FLOOR_SECONDS if self._fed >= _FLOOR_ROWS else _FLOOR_PATIENCE
+        if now < self._floor_at + wait or not partitions:
             return {}
-        self._floor_at = now + _FLOOR_SECONDS
+        self._floor_at, self._fed = now, 0
         before = lanes.horizons(())
         busy = set(await self._store.busy(partitions))
         return {partition: h for partition, h in before.items() if partition not in busy}
@@ -182,7 +196,8 @@ class Intake:
             self._schedule_at = 0.0
         self.noticed = operations
 
-    async def _promote(self) -> None:
+    async def _promote(self) -> bool:
+        """Make scheduled rows hot that are due; tell whether there were any."""
         lanes = self._window.lanes
         moved, wait = await self._store.promote(list(lanes), tenant_id=self._tenant_id)
         failpoint("relay.after_promote")
@@ -193,3 +208,4 @@ class Intake:
                 lane.floor = min(lane.floor, sequence - 1)
                 lane.more = True
         self._schedule_at = now + (_LONG if wait is None else max(wait, _SCHEDULE_SECONDS))
+        return bool(moved)

@@ -60,6 +60,11 @@ class Window:
         return self.capacity - self._size
 
     @property
+    def is_hungry(self) -> bool:
+        """Whether there is room for so many rows that a read is worth its statement."""
+        return self.room >= self.capacity // 4
+
+    @property
     def has_parked(self) -> bool:
         """Whether rows are parked for a reason that ends without a survey."""
         return self.holds.may_end or self.is_overflowing

@@ -128,7 +128,8 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         waiting = _in_lanes(partitions, SCHEDULED, tenant_id)
         wait = self._database.seconds_until(_outbox.c.available_at)
         moved: dict[int, int] = {}
-        async with self._writer.use() as connection:
+        # Not behind an acknowledgement: what is read next waits for this.
+        async with self._reader.use() as connection:
             rows = (
                 await connection.execute(
                     select(_outbox.c.sequence, _outbox.c.partition_no, wait)

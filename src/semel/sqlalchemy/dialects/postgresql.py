@@ -51,6 +51,7 @@ from semel.sqlalchemy.dialects.postgresql_sql import (
     LOCK_SECONDS,
     MAX_SLOTS,
     QUEUE_ALL,
+    RELAY_SETTINGS,
     SETTINGS,
     TRY_ALL,
     fetch_sql,
@@ -144,10 +145,7 @@ class PostgreSql(Database):
         connection.execute(
             text("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED")
         )
-        # A generic plan compares each row with each known number one by one.
-        connection.execute(text("SET plan_cache_mode = force_custom_plan"))
-        # A process that is frozen in the middle of a transaction must not keep others out.
-        connection.execute(text("SET idle_in_transaction_session_timeout = '5s'"))
+        connection.execute(text(RELAY_SETTINGS))
 
     @contextmanager
     def serialize_ddl(self, connection: Connection) -> Iterator[None]:

@@ -39,6 +39,19 @@ SETTINGS = {
     for name in names
 }
 
+# A generic plan compares each row with each known number one by one. Once the table is large the
+# server would compile the fetch, each time, for longer than it runs. A window is sorted in memory.
+# And a process that is frozen in the middle of a transaction must not keep others out.
+_RELAY = {
+    "plan_cache_mode": "force_custom_plan",
+    "jit": "off",
+    "work_mem": "32MB",
+    "idle_in_transaction_session_timeout": "5s",
+}
+RELAY_SETTINGS = "SELECT " + ", ".join(
+    f"set_config('{name}', '{value}', false)" for name, value in _RELAY.items()
+)
+
 COLUMNS = {
     "id": "text",
     "tenant_id": "text",
