@@ -169,7 +169,6 @@ async def test_a_fetch_uses_the_index_of_lanes_whatever_the_statistics_say(
     assert ["ix_outbox_lane"] == [scan.get("Index Name") for scan in scans(plan, "outbox")]
 
 
-@pytest.mark.parametrize(("keep", "most_bytes"), [(True, 900), (False, 150)])
 async def test_the_server_neither_compiles_a_fetch_nor_sorts_it_on_disk(
     storage: SqlAlchemyStorage,
 ) -> None:
@@ -179,6 +178,7 @@ async def test_the_server_neither_compiles_a_fetch_nor_sorts_it_on_disk(
         assert "32MB" == await connection.scalar(text("SHOW work_mem"))
 
 
+@pytest.mark.parametrize(("keep", "most_bytes"), [(True, 900), (False, 150)])
 async def test_acknowledging_an_event(
     storage: SqlAlchemyStorage, server: asyncpg.Connection, keep: bool, most_bytes: int
 ) -> None:
