@@ -174,7 +174,7 @@ class InboxMachine(Machine):
         async def handle(payload: int, uow: UnitOfWork) -> int:
             cause = uow.cause
             uow.session.add(Effect(what=_what((tenant, consumer, cause.event_id))))
-            await uow.outbox.add("effects", payload)
+            await uow.outbox.add("effects", payload, key=cause.event_id)
             return payload
 
         results = self.run(self.inboxes[tenant, consumer].process_batch(envelopes, handle))

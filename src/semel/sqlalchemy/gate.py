@@ -77,7 +77,9 @@ class SqlAlchemyInboxGate:
         """Add a dead letter to the outbox, however large it is, unless it is there already."""
         outbox = SqlAlchemyOutbox(self._session, letter.tenant_id, max_payload_bytes=_UNLIMITED)
         row = outbox.row(letter)
-        (await self._session.run_sync(join)).append(row, derived=True)
+        buffer = await self._session.run_sync(join)
+        if row.id not in buffer.ids:
+            buffer.append(row, derived=True)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -303,7 +305,7 @@ def _groups(receipts: Iterable[Receipt]) -> Iterator[tuple[str, str, list[str]]]
 @cache
 def _completion(database: Database, one: bool) -> Update:
     """Return the statement that finishes rows, made once: that takes longer than executing it."""
-    message = bindparam("of_message", expanding=not one)
+    message: Any = bindparam("of_message", expanding=not one)
     return (
         update(INBOX)
         .where(
