@@ -21,6 +21,7 @@ _CONTENT_TYPE, _MESSAGE_ID = 1 << 15, 1 << 7
 _FLAGS = _CONTENT_TYPE | 1 << 13 | 1 << 12 | _MESSAGE_ID | 1 << 6  # headers, mode, timestamp
 _FIXED = 14 + 4 + 1 + 8  # class, weight, body size, flags; size of the table; mode; timestamp
 _PERSISTENT = b"\x02"
+_BYTE = [bytes((number,)) for number in range(256)]
 _UNIQUE = frozenset(("cloudEvents_id", "cloudEvents_time"))  # not worth remembering
 
 
@@ -75,6 +76,7 @@ class Encoder:
         self._max = (frame_max or _FRAME_MAX) - _OVERHEAD
         self._methods: dict[tuple[str, str], bytes] = {}
         self._headers: dict[tuple[str, str], bytes] = {}
+        self._names: dict[str, bytes] = {}
 
     def encode(self, message: Outgoing) -> bytes:
         """Return the frames; `ValueError` if the properties do not fit into one."""
@@ -88,34 +90,25 @@ class Encoder:
             table.append(self._header(("content-type", message.content_type)))
             content_type = b""
         else:
-            content_type = bytes((len(content_type),)) + content_type
+            content_type = _BYTE[len(content_type)] + content_type
         if len(message_id) > MAX_SHORT:
             flags ^= _MESSAGE_ID
             table.append(self._header(("message_id", message.message_id)))
             message_id = b""
         else:
-            message_id = bytes((len(message_id),)) + message_id
+            message_id = _BYTE[len(message_id)] + message_id
         encoded = b"".join(table)
         size = _FIXED + len(content_type) + len(encoded) + len(message_id)
         if size > self._max:
             raise ValueError(f"{size} bytes of properties do not fit into one frame")
+        header = _HEADER(2, self._channel, size, 60, 0, len(body), flags)
         parts = [
-            method,
-            _HEADER(2, self._channel, size, 60, 0, len(body), flags),
-            content_type,
-            len(encoded).to_bytes(4, "big"),
-            encoded,
-            _PERSISTENT,
-            message_id,
-            message.timestamp.to_bytes(8, "big"),
-            b"\xce",
+            *(method, header, content_type, len(encoded).to_bytes(4, "big"), encoded, _PERSISTENT),
+            *(message_id, message.timestamp.to_bytes(8, "big"), b"\xce"),
         ]
-        if 0 < len(body) <= self._max:
-            parts += (_FRAME(3, self._channel, len(body)), body, b"\xce")
-        elif body:
-            for start in range(0, len(body), self._max):
-                piece = body[start : start + self._max]
-                parts += (_FRAME(3, self._channel, len(piece)), piece, b"\xce")
+        for start in range(0, len(body), self._max):
+            piece = body[start : start + self._max]
+            parts += (_FRAME(3, self._channel, len(piece)), piece, b"\xce")
         return b"".join(parts)
 
     def _method(self, route: tuple[str, str]) -> bytes:
@@ -129,10 +122,18 @@ class Encoder:
 
     def _header(self, item: tuple[str, str]) -> bytes:
         """Return an entry of the table of headers; most of them come again and again."""
-        name, text = item[0].encode(), item[1].encode()
-        encoded = b"".join((bytes((len(name),)), name, b"S", len(text).to_bytes(4, "big"), text))
-        if item[0] not in _UNIQUE and len(text) <= MAX_SHORT:
+        name, value = item[0], item[1].encode()
+        begin = self._names.get(name) or self._name(name)
+        encoded = b"%b%b%b" % (begin, len(value).to_bytes(4, "big"), value)
+        if name not in _UNIQUE and len(value) <= MAX_SHORT:
             if len(self._headers) >= _MAX_CACHED:
                 self._headers.clear()
             self._headers[item] = encoded
         return encoded
+
+    def _name(self, name: str) -> bytes:
+        if len(self._names) >= _MAX_CACHED:
+            self._names.clear()
+        encoded = name.encode()
+        self._names[name] = begin = bytes((len(encoded),)) + encoded + b"S"
+        return begin

@@ -37,18 +37,22 @@ def encode(
     *binary*: the body is the payload as it is, everything else travels in headers.
     *structured*: one JSON document holds both. *raw*: the payload, its type and its id only.
     """
-    key = envelope.order_key
+    own = envelope.__dict__
+    key = own.get("key") or envelope.order_key
     if mode == "binary":
         headers = _attributes(envelope, source, key, prefix, envelope.content_type)
         # A stored row without metadata says so in two characters: no need to parse them.
-        if envelope.__dict__.get("metadata_json") != "{}" and envelope.metadata:
+        if own.get("metadata_json") != "{}" and envelope.metadata:
             _add_metadata(envelope.metadata, headers, headers, prefix)
         if prefix == "ce-":
             for name, value in headers.items():
                 if name.startswith("ce-"):
                     headers[name] = _escape(value)
             check_limits(headers)
-        return WireMessage(envelope.topic, key, headers, envelope.body)
+        # Faster than asking for a body that is not made yet.
+        document = None if "body" in own else own.get("document")
+        body = envelope.body if document is None else document.encode()
+        return WireMessage(own["topic"], key, headers, body)
     plain = {"message_id": envelope.event_id, "content-type": envelope.content_type}
     if mode == "raw":
         return WireMessage(envelope.topic, key, plain, envelope.body)
@@ -63,32 +67,34 @@ def encode(
 def _attributes(
     envelope: MessageEnvelope, source: str, key: str | None, prefix: str, content_type: str | None
 ) -> dict[str, str]:
-    own = envelope.__dict__.get
-    subject = own("aggregate_id")
+    # To ask the envelope for each of its fields would take twice as long.
+    own = envelope.__dict__
+    get = own.get
+    subject, event_id = get("aggregate_id"), own["event_id"]
     names, shared = _shared(
         prefix,
         content_type,
         key is None,
         subject is None,
-        own("source") or source,
-        envelope.event_type,
+        get("source") or source,
+        own["event_type"],
         envelope.tenant_id,
         envelope.schema_version,
-        own("aggregate_type"),
-        own("schema_id"),
+        get("aggregate_type"),
+        get("schema_id"),
     )
     attributes = shared.copy()
-    event_id, time, partition_key, about = names
-    attributes[event_id] = envelope.event_id
-    attributes[time] = _format_time(envelope.occurred_at)
+    id_name, time_name, key_name, subject_name = names
+    attributes[id_name] = event_id
+    attributes[time_name] = _format_time(own["occurred_at"])
     if key is not None:
-        attributes[partition_key] = key
+        attributes[key_name] = key
     if subject is not None:
-        attributes[about] = subject
-    if (routing_key := own("routing_key")) is not None:
+        attributes[subject_name] = subject
+    if (routing_key := get("routing_key")) is not None:
         attributes[prefix + "routingkey"] = routing_key
     if content_type is not None:
-        attributes["message_id"] = envelope.event_id
+        attributes["message_id"] = event_id
     return attributes
 
 
