@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,12 +18,12 @@ WINDOW = 4000
 _CHUNK = 500
 
 
-def blast(url: str, queue: str, wires: Sequence[WireMessage]) -> Callable[[], Awaitable[None]]:
-    """Connect and encode; return what sends *wires* to *queue* and waits for all confirmations.
+def blast(url: str, wires: Sequence[WireMessage]) -> Callable[[], Awaitable[None]]:
+    """Connect and encode; return what sends *wires* as semel does and waits for all confirmations.
 
     At most `WINDOW` of them are unconfirmed.
     """
-    frames = [_encode(queue, wire) for wire in wires]
+    frames = [_encode(wire) for wire in wires]
     chunks = [b"".join(frames[n : n + _CHUNK]) for n in range(0, len(frames), _CHUNK)]
     link = _Link(url)
 
@@ -40,17 +41,20 @@ def blast(url: str, queue: str, wires: Sequence[WireMessage]) -> Callable[[], Aw
     return partial(asyncio.to_thread, send)
 
 
-def _encode(queue: str, wire: WireMessage) -> bytes:
+def _encode(wire: WireMessage) -> bytes:
+    headers = dict(wire.headers)
     properties = commands.Basic.Properties(
-        content_type="application/json",
+        content_type=headers.pop("content-type"),
+        message_id=headers.pop("message_id"),
+        timestamp=datetime.now(UTC),
         delivery_mode=2,
-        message_id=wire.headers["message_id"],
-        headers=dict(wire.headers),
+        headers=headers,
     )
+    route = {"exchange": wire.topic, "routing_key": headers["cloudEvents_type"]}
     return b"".join(
         frame.marshal(part, 1)
         for part in (
-            commands.Basic.Publish(exchange="", routing_key=queue, mandatory=True),
+            commands.Basic.Publish(**route, mandatory=True),
             header.ContentHeader(body_size=len(wire.body), properties=properties),
             body.ContentBody(wire.body),
         )

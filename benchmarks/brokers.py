@@ -1,12 +1,15 @@
 """Real brokers: semel's bus, and a bare producer that does nothing but send the same bytes.
 
 A bare producer gets messages that are encoded already, keeps many in flight and waits for the
-broker's confirmation of each, which semel does, too.
+broker's confirmation of each, which semel does, too. It sends them the same way, for a broker may
+take long to find out where a message goes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,8 +20,9 @@ from uuid import uuid4
 
 from benchmarks.amqp import blast
 from benchmarks.databases import PAYLOAD
+from benchmarks.relaying import BATCH
 from benchmarks.runner import Bench
-from semel import MessageEnvelope
+from semel import MessageEnvelope, OutboxProjectorConfig
 from semel.protocols import MessageBus
 from semel.wire.message import WireMessage
 
@@ -40,6 +44,19 @@ class Broker:
         send = self.prepare(wires)
         began = time.perf_counter()
         await send()
+        return count / (time.perf_counter() - began)
+
+    async def publish_many(self, count: int) -> float:
+        """Messages per second of the bus, in batches like those of a relay."""
+        messages = [_message(self.topic, n) for n in range(count)]
+        batches = iter([messages[n : n + BATCH] for n in range(0, count, BATCH)])
+
+        async def lane() -> None:
+            for batch in batches:
+                assert not any(await self.bus.publish_many(batch))
+
+        began = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(OutboxProjectorConfig().concurrency)))
         return count / (time.perf_counter() - began)
 
 
@@ -103,7 +120,7 @@ async def rabbitmq(bench: Bench, queue_type: Any) -> AsyncIterator[Broker]:
         subscription = await bus.subscribe(topic, group="bench")
         await subscription.close()
         try:
-            yield Broker(bus, topic, partial(blast, url, queue))
+            yield Broker(bus, topic, partial(blast, url))
         finally:
             await _delete(url, queue, topic)
 
@@ -172,10 +189,47 @@ async def redis(bench: Bench) -> AsyncIterator[Broker]:
                 await client.delete(key)
 
 
+@asynccontextmanager
+async def pulsar(bench: Bench) -> AsyncIterator[Broker]:
+    import pulsar as client_library
+
+    from semel.transports.pulsar import PulsarMessageBus
+
+    topic = f"bench-{uuid4().hex[:12]}"
+    quiet = client_library.FileLogger(client_library.LoggerLevel.Error, os.devnull)
+    client = client_library.Client(bench.server("pulsar"), logger=quiet)
+    async with PulsarMessageBus(client) as bus:
+        options = bus._for_producer  # noqa: SLF001  the same batching
+        producer = await asyncio.to_thread(client.create_producer, f"{topic}-bare", **options)
+
+        def send(wires: Sequence[WireMessage]) -> None:
+            left, done = len(wires), threading.Event()
+
+            def answered(result: Any, _: Any) -> None:
+                nonlocal left
+                assert result == client_library.Result.Ok
+                left -= 1
+                if not left:
+                    done.set()
+
+            for wire in wires:
+                producer.send_async(
+                    wire.body, answered, properties=wire.headers, partition_key=wire.key
+                )
+            assert done.wait(60)
+
+        try:
+            yield Broker(bus, topic, lambda wires: partial(asyncio.to_thread, send, wires))
+        finally:
+            await asyncio.to_thread(producer.close)
+    await asyncio.to_thread(client.close)
+
+
 BROKERS: dict[str, Callable[[Bench], AbstractAsyncContextManager[Broker]]] = {
     "Kafka": kafka,
     "RabbitMQ quorum": lambda bench: rabbitmq(bench, "quorum"),
     "RabbitMQ classic": lambda bench: rabbitmq(bench, "classic"),
     "NATS": nats,
     "Redis": redis,
+    "Pulsar": pulsar,
 }
