@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from sqlalchemy import inspect, text, update
@@ -69,6 +70,34 @@ async def test_fm_p05_payloads_of_every_kind(storage: SqlAlchemyStorage) -> None
         await SqlAlchemyOutbox(session).add("t", payload)
     [entry] = await unsent(storage)
     assert json.dumps(payload) == json.dumps(entry.envelope.payload)
+
+
+BARE: dict[str, Any] = {"topic": "t", "event_type": "e", "payload": 1, "schema_version": 3}
+FULL: dict[str, Any] = {
+    "topic": "u",
+    "event_type": "f",
+    "tenant_id": "acme",
+    "body": b"\x00",
+    "content_type": "application/octet-stream",
+    "key": "k",
+    "aggregate_id": "1",
+    "aggregate_type": "Order",
+    "routing_key": "r",
+    "schema_id": "s",
+    "metadata": {"user_id": "u"},
+}
+
+
+@pytest.mark.parametrize("pattern", ["b", "f", "bb", "ff", "bf", "fb", "bbf", "bfb", "fbb", "ffb"])
+async def test_rows_of_a_transaction_may_be_alike_or_not(
+    storage: SqlAlchemyStorage, pattern: str
+) -> None:
+    """One value, or none, in all rows of a column; or in the first only, the last only."""
+    fields = [FULL if one == "f" else BARE for one in pattern]
+    given = [MessageEnvelope(event_id=f"{n}", **some) for n, some in enumerate(fields)]
+    async with storage.session_factory.begin() as session:
+        await SqlAlchemyOutbox(session).put(*given)
+    assert given == [entry.envelope for entry in await unsent(storage)]
 
 
 @pytest.mark.parametrize("field", ["event_id", "key", "topic"])

@@ -52,6 +52,7 @@ from semel.sqlalchemy.dialects.postgresql_sql import (
     MAX_SLOTS,
     QUEUE_ALL,
     RELAY_SETTINGS,
+    REPEATED,
     SETTINGS,
     TRY_ALL,
     fetch_sql,
@@ -88,6 +89,14 @@ def _insert_sql(table: Table, names: tuple[str, ...]) -> str:
     return (
         f"INSERT INTO {table.name} ({listed}) SELECT {values} FROM unnest({arrays}) AS n({listed})"  # noqa: S608  constants only
     )
+
+
+def _array(name: str, values: Sequence[Any]) -> list[Any] | None:
+    """Return the array of a column, short where all rows have one value: elements cost time."""
+    first = values[0]
+    if (first is None or name in REPEATED) and values.count(first) == len(values):
+        return None if first is None else [first]
+    return list(values)
 
 
 class PostgreSql(Database):
@@ -281,8 +290,10 @@ class PostgreSql(Database):
             # Checked at COMMIT they would be checked, and wait, while the slots are held.
             connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
         slots, modes = self._locks(connection, plan)
-        columns: list[list[Any]] = [list(column) for column in zip(*plan.rows, strict=True)][:-1]
-        arguments = [slots, modes, *columns, list(plan.partitions), list(plan.lanes)]
+        *columns, _ordered = zip(*plan.rows, strict=True)
+        given = [*columns, plan.partitions, plan.lanes]
+        arrays = [_array(*pair) for pair in zip(COLUMNS, given, strict=True)]
+        arguments = [slots, modes, *arrays]
         names: tuple[str, ...] = ("slots", "modes", *COLUMNS)
         if unless:
             names, arguments = (*names, "unless"), [*arguments, list(unless)]

@@ -72,6 +72,10 @@ COLUMNS = {
     "partition_no": "smallint",
     "lane": "smallint",
 }
+# Never NULL, and mostly the same in all rows of a transaction: an array of one element will do.
+REPEATED = frozenset(
+    {"tenant_id", "topic", "event_type", "content_type", "event_metadata", "schema_version"}
+)
 _DOCUMENTS = ("payload", "event_metadata")
 
 # A bulk writer holds the global slot exclusively; all others hold it shared, which says nothing.
@@ -125,8 +129,15 @@ def write_sql(table: str, *, guarded: bool = False) -> str:
         WHERE (SELECT known.id FROM {table} AS known WHERE known.id = wanted.id) IS NOT NULL
     )"""
     arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in COLUMNS.items())
+    # unnest() fills short arrays with NULL.
+    found = {
+        name: f"COALESCE(n.{name}, (CAST(:{name} AS {kind}[]))[1])"
+        if name in REPEATED
+        else f"n.{name}"
+        for name, kind in COLUMNS.items()
+    }
     values = ", ".join(
-        f"CAST(n.{name} AS json)" if name in _DOCUMENTS else f"n.{name}" for name in COLUMNS
+        f"CAST({value} AS json)" if name in _DOCUMENTS else value for name, value in found.items()
     )
     return f"""
     WITH settings AS MATERIALIZED (
