@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from benchmarks.databases import business
+from benchmarks.questions.idempotency import request, service
 from benchmarks.questions.inbox import BARE, SINGLE, sides
+from benchmarks.questions.write import transactions
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from tests.services import Database
 
@@ -51,3 +54,27 @@ async def test_an_inbox_message_beside_the_bare_inserts(storage: SqlAlchemyStora
     known = sides(storage, COUNT)
     bare, single = await calls(known[BARE]), await calls(known[SINGLE])
     assert 1.2 * bare >= single, single / bare
+
+
+async def test_a_request_with_a_key_beside_one_without(storage: SqlAlchemyStorage) -> None:
+    """A claim in a transaction of its own, and the answer in that of the request."""
+    bare, whole = service(storage, middleware=False), service(storage, middleware=True)
+    keys = iter(("first", "second"))
+    without = await calls(lambda: request(bare, "/plain"))
+    keyed = await calls(lambda: request(whole, "/keyed", next(keys)))
+    assert 2.3 * without >= keyed, keyed / without
+
+
+@pytest.mark.parametrize(("events", "most"), [(1, 1.65), (10, 3.0)])
+async def test_a_transaction_with_events_beside_one_without(
+    storage: SqlAlchemyStorage, events: int, most: float
+) -> None:
+    """Adding, the lock and the insert."""
+    engine = create_async_engine(storage.engine.url)
+    plain = async_sessionmaker(engine)
+    bare = await calls(lambda: transactions(plain, COUNT, 0, connections=1))
+    with_events = await calls(
+        lambda: transactions(storage.session_factory, COUNT, events, connections=1)
+    )
+    await engine.dispose()
+    assert most * bare >= with_events, with_events / bare

@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
+from sqlalchemy.util.concurrency import greenlet_spawn
 
 from semel.errors import ConfigurationError, IdempotencyConflictError, StorageError
 from semel.failpoints import failpoint
@@ -175,10 +176,8 @@ class SqlAlchemyIdempotencyStore:
                 "headers": [list(pair) for pair in answer.headers],
                 "body": answer.body,
             }
-        if session is not None:
-            await session.flush()
         values |= _bound(claim.key)
-        if not await self._change(self._statements.complete, values, session):
+        if not await self._change(self._statements.complete, values, session, before=Session.flush):
             raise IdempotencyConflictError(
                 "the lease of this key ran out and another call has taken it over, or the unit "
                 "of work is on another database than the keys: nothing of this call is kept"
@@ -258,28 +257,39 @@ class SqlAlchemyIdempotencyStore:
         statement: Update | Delete,
         values: Mapping[str, Any],
         session: AsyncSession | None = None,
+        *,
+        before: Callable[[Session], object] | None = None,
     ) -> int:
         """Return how many rows *statement* changed."""
-        return await self._run(lambda c: c.execute(statement, values).rowcount, session)
+        return await self._run(
+            lambda c: c.execute(statement, values).rowcount, session, before=before
+        )
 
     async def _run(
-        self, function: Callable[[Connection], T], session: AsyncSession | None = None
+        self,
+        function: Callable[[Connection], T],
+        session: AsyncSession | None = None,
+        *,
+        before: Callable[[Session], object] | None = None,
     ) -> T:
-        """Call *function* in *session*'s transaction, or in one of its own."""
+        """Call *function* in *session*'s transaction, after *before*, or in one of its own."""
         if session is not None:
 
             def run(sync: Session) -> T:
+                if before is not None:
+                    before(sync)
                 mapper = inspect(IdempotencyRecord)
                 return function(sync.connection(bind_arguments={"mapper": mapper}))
 
             return await session.run_sync(run)
 
-        def checked(connection: Connection) -> T:
-            check_schema(connection)
-            return function(connection)
+        def own() -> T:
+            with self._single.sync_engine.begin() as connection:
+                check_schema(connection)
+                return function(connection)
 
-        async with self._single.begin() as connection:
-            return await connection.run_sync(checked)
+        # An AsyncConnection would switch greenlets five times for it.
+        return await greenlet_spawn(own)
 
 
 def _identity(key: IdempotencyKey) -> dict[str, str]:
