@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,9 +33,13 @@ class Name(TypeDecorator[str]):
             return value.encode()
         return value
 
-    def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
-        """Decode where names are stored as bytes."""
-        return value.decode() if isinstance(value, bytes | bytearray) else value
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        """Decode where names are stored as bytes; elsewhere do nothing, which costs nothing."""
+        return _decoded if database_of(dialect).names_are_bytes else None
+
+
+def _decoded(value: Any) -> Any:
+    return value if value is None or value.__class__ is str else value.decode()
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -54,11 +59,19 @@ class UtcDateTime(TypeDecorator[datetime]):
         value = value.astimezone(UTC)
         return value if database_of(dialect).instants_have_zone else value.replace(tzinfo=None)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
         """Say that it is UTC."""
-        if value is None or value.tzinfo is not None:
-            return value
-        return value.replace(tzinfo=UTC)
+        read = self.impl_instance.result_processor(dialect, coltype)
+        if database_of(dialect).instants_have_zone:
+            return read
+
+        def process(value: Any) -> datetime | None:
+            instant: datetime | None = value if read is None else read(value)
+            if instant is None or instant.tzinfo is not None:
+                return instant
+            return instant.replace(tzinfo=UTC)
+
+        return process
 
 
 class JsonDocument(TypeDecorator[Any]):
