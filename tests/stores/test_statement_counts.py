@@ -21,7 +21,8 @@ from semel.relay import Read
 from semel.settings import OutboxProjectorConfig
 from semel.sqlalchemy.outbox import SqlAlchemyOutbox
 from semel.sqlalchemy.storage import SqlAlchemyStorage
-from semel.testing.contracts.rows import PARTITIONS
+from semel.testing.contracts.relay import failed
+from semel.testing.contracts.rows import PARTITIONS, instance
 from semel.transports.memory import InMemoryMessageBus
 from tests.services import Database
 from tests.stores import shop
@@ -177,6 +178,20 @@ async def test_the_relay_costs_one_select_and_one_update_per_batch(
         await storage.relay.acknowledge([entry.sequence for entry in entries], keep=True)
     assert 300 == len(entries)
     assert (1, 1, 0) == (*shares(sent), len(about_events(sent)) - 2), sent
+
+
+async def test_many_failures_cost_what_one_of_each_kind_costs(storage: SqlAlchemyStorage) -> None:
+    await commit(storage, *(f"k-{number}" for number in range(20)))
+    relay, me = storage.relay, instance("relay")
+    await relay.heartbeat(me)
+    epochs = {claim.partition: claim.epoch for claim in await relay.claim(me, len(PARTITIONS))}
+    entries = await relay.fetch([Read(number, 0, 100) for number in PARTITIONS])
+    failures = [failed(entry) for entry in entries[:10]]
+    failures += [failed(entry, retry_in=None) for entry in entries[10:]]
+    async with statements(storage) as sent:
+        written = await relay.fail(me, epochs, failures)
+    assert {entry.sequence for entry in entries} == written
+    assert 3 == len(about_events(sent)), sent
 
 
 def about_events(sent: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, insert, literal, null, select, update
+from sqlalchemy import ColumnElement, Row, Text, insert, literal, null, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from semel.envelope import check_metadata, new_event_id
@@ -69,7 +69,7 @@ class OutboxEditor(OperatorSide):
         }
         if row.payload_bytes is None and row.content_type == JSON:
             body = JsonSerializer().dumps(payload)
-            values["payload"] = self._database.document(body.decode())
+            values["payload"] = self._database.document(literal(body.decode(), Text))
         elif isinstance(payload, bytes):
             body = values["payload_bytes"] = payload
         else:

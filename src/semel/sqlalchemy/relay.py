@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from semel.envelope import MessageEnvelope
 from semel.relay import Entry, Failure, Instance, Key, Read, Survey
 from semel.sqlalchemy.connection import KeptConnection
 from semel.sqlalchemy.dialects import RowColumns
+from semel.sqlalchemy.failures import FailureStatements
 from semel.sqlalchemy.layout import DEAD_BLOCKING, DEAD_RELEASED, HOT, PARKED, SCHEDULED
 from semel.sqlalchemy.leases import SqlAlchemyLeases
 from semel.sqlalchemy.tables import OutboxLease, OutboxRecord
@@ -46,6 +46,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         self._writer = KeptConnection(engine)
         self._wakeup = WakeUp(engine, notify=notify)
         self._columns = RowColumns(self._list_columns(), engine.dialect)
+        self._failures = FailureStatements(self._database)
 
     async def fetch(
         self,
@@ -204,39 +205,12 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         self, instance: Instance, epochs: Mapping[int, int], failures: Sequence[Failure]
     ) -> Collection[int]:
         """Store FAILED and DEAD under the lease."""
-        written: set[int] = set()
         concerned = {failure.entry.partition for failure in failures} & set(epochs)
         epochs = {number: epochs[number] for number in concerned}
         async with self._transactions.begin() as connection:
             held = await self._held(connection, instance, epochs)
-            for failure in failures:
-                entry = failure.entry
-                if entry.partition not in held:
-                    continue
-                dead = failure.retry_in is None
-                base = HOT if not dead else DEAD_BLOCKING if failure.blocks else DEAD_RELEASED
-                retry = null() if dead else self._database.later(failure.retry_in or 0.0)
-                result = await connection.execute(
-                    update(_outbox)
-                    .where(
-                        _outbox.c.sequence == entry.sequence,
-                        _outbox.c.status.not_in([OutboxStatus.SENT.value, OutboxStatus.DEAD.value]),
-                    )
-                    .values(
-                        status=failure.status.value,
-                        retry_count=failure.attempts,
-                        retry_after=retry,
-                        error_message=failure.error,
-                        last_attempt_at=self._database.now(),
-                        lane=entry.partition + base,
-                        dead_letter=self._database.document(
-                            json.dumps(failure.dead_letter) if failure.dead_letter else None
-                        ),
-                    )
-                )
-                if result.rowcount:
-                    written.add(entry.sequence)
-        return written
+            ours = [failure for failure in failures if failure.entry.partition in held]
+            return await self._failures.store(connection, ours)
 
     async def _held(
         self, connection: AsyncConnection, instance: Instance, epochs: Mapping[int, int]

@@ -13,8 +13,6 @@ from sqlalchemy import (
     Dialect,
     Select,
     Text,
-    literal,
-    null,
     select,
     text,
     type_coerce,
@@ -59,9 +57,9 @@ class Lanes:
         """Return a JSON column as the text that was stored."""
         return type_coerce(column, Text)
 
-    def document(self, value: str | None) -> ColumnElement[Any]:
+    def document(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return JSON text as a value to store."""
-        return null() if value is None else literal(value, Text)
+        return text
 
     def is_any(self, column: ColumnElement[Any], values: Sequence[int]) -> ColumnElement[bool]:
         """Return the condition that *column* is one of many numbers."""

@@ -27,7 +27,6 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
-    null,
     select,
     text,
 )
@@ -141,9 +140,9 @@ class PostgreSql(Database):
         """Return json as text; without the cast a driver would parse it."""
         return cast(column, Text)
 
-    def document(self, value: str | None) -> ColumnElement[Any]:
+    def document(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return text as json."""
-        return null() if value is None else cast(literal(value, Text), JSON)
+        return cast(text, JSON)
 
     def is_any(self, column: ColumnElement[Any], values: Sequence[int]) -> ColumnElement[bool]:
         """Pass the numbers as one array."""

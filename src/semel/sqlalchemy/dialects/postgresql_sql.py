@@ -127,7 +127,7 @@ def write_sql(table: str, *, guarded: bool = False) -> str:
     guard = f"""WHERE NOT EXISTS (
         SELECT FROM unnest(CAST(:unless AS text[])) AS wanted(id)
         WHERE (SELECT known.id FROM {table} AS known WHERE known.id = wanted.id) IS NOT NULL
-    )"""
+    )"""  # noqa: S608  constants only
     arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in COLUMNS.items())
     # unnest() fills short arrays with NULL.
     found = {
