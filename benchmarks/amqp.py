@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,7 +23,7 @@ def blast(url: str, wires: Sequence[WireMessage]) -> Callable[[], Awaitable[None
 
     At most `WINDOW` of them are unconfirmed.
     """
-    frames = [_encode(wire) for wire in wires]
+    frames = [encode(wire) for wire in wires]
     chunks = [b"".join(frames[n : n + _CHUNK]) for n in range(0, len(frames), _CHUNK)]
     link = _Link(url)
 
@@ -41,12 +41,13 @@ def blast(url: str, wires: Sequence[WireMessage]) -> Callable[[], Awaitable[None
     return partial(asyncio.to_thread, send)
 
 
-def _encode(wire: WireMessage) -> bytes:
+def encode(wire: WireMessage) -> bytes:
+    """Return the frames of a message on channel 1, as semel writes them."""
     headers = dict(wire.headers)
     properties = commands.Basic.Properties(
         content_type=headers.pop("content-type"),
         message_id=headers.pop("message_id"),
-        timestamp=datetime.now(UTC),
+        timestamp=datetime.fromisoformat(headers["cloudEvents_time"]),
         delivery_mode=2,
         headers=headers,
     )
