@@ -8,6 +8,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+#: How the reference of a request begins.
+REQUEST = "request:"
+
 
 class OutboxStatus(StrEnum):
     """Where an outbox row is in its life."""
@@ -112,6 +115,11 @@ class IdempotencyKey:
     route: str
     key_hash: str
     key_prefix: str = ""
+
+    @property
+    def reference(self) -> str:
+        """How events name the request that caused them: it tells neither the key nor who asked."""
+        return f"{REQUEST}{self.key_hash[:16]}:{self.method}:{self.route}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

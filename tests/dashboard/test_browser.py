@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from semel import SqlAlchemyStorage
 from semel.operations import OutboxFilter
 from semel.states import InboxStatus, OutboxStatus
 from tests.dashboard.site import PASSWORD, Site, make_site, serving
-from tests.dashboard.workload import ShopBus, fill, make_hub, place
+from tests.dashboard.workload import ShopBus, call, fill, make_hub, place
 from tests.services import Database
 
 if TYPE_CHECKING:
@@ -272,6 +273,32 @@ async def test_search_keyboard_language_and_theme(page: Page, shop: Shop) -> Non
     assert "rgb(14, 20, 25)" == await page.evaluate(
         "getComputedStyle(document.body).backgroundColor"
     )
+
+
+async def test_from_an_event_to_the_key_of_its_request(page: Page, shop: Shop) -> None:
+    """Request, causes, event, handlers, following events: in this order, and each is a way on."""
+    order = await call(shop.site.hub, 7, "a-key-of-a-client")
+    await until(lambda: _is(shop, order, "SENT"))
+    key = hashlib.sha256(b"a-key-of-a-client").hexdigest()
+    await shop.open(page, f"/event?id={order}", name="acme-viewer")
+    assert ["Request", "This event", "Handled by"] == (
+        await page.locator(".graph h3").all_inner_texts()
+    )[:3]
+    node = page.locator(".graph .node >> nth=0")
+    assert f"POST /checkout Idempotency key {key[:8]}…" == " ".join(
+        (await node.inner_text()).split()
+    )
+
+    await node.click()
+    await page.wait_for_url("**/idempotency?**")
+    row = page.locator(f"tr#key-{key[:16]}:target")
+    assert "POST /checkout" in await row.inner_text()
+
+    await shop.open(page, f"/event?id={order}")
+    async with page.expect_navigation():
+        await page.select_option('[data-preference="language"]', "zh")
+    assert "请求" == (await page.locator(".graph h3").all_inner_texts())[0]
+    assert "幂等键" in await page.inner_text(".graph .node >> nth=0")
 
 
 async def test_a_viewer_sees_no_buttons(page: Page, shop: Shop) -> None:

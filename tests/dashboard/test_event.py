@@ -12,7 +12,7 @@ from starlette.routing import Mount
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from tests.dashboard.rows import add, dead, handled
 from tests.dashboard.site import Site, basic, make_site
-from tests.dashboard.workload import make_hub, place
+from tests.dashboard.workload import call, make_hub, place
 
 
 async def event(site: Site, event_id: str, name: str = "admin") -> dict[str, Any]:
@@ -49,6 +49,49 @@ async def test_from_the_request_to_the_last_event(storage: SqlAlchemyStorage) ->
     steps = [step["what"] for step in found["timeline"]]
     assert ["occurred", "committed"] == steps[:2]
     assert {"sent", "handled"} == set(steps[2:])
+
+
+async def test_a_graph_begins_at_the_requests_key(storage: SqlAlchemyStorage) -> None:
+    """The key is told by its hash, as the page of keys does; the caller is not told at all."""
+    hub = make_hub(storage)
+    site = make_site(hub)
+    async with hub.running():
+        order = await call(hub, 7, "client-key-1")
+        assert order == await call(hub, 7, "client-key-1")
+        await hub.drain()
+        first = await event(site, order, "acme-viewer")
+        last = await event(site, first["graph"]["following"][0]["id"], "acme-viewer")
+        async with site.client("acme-viewer") as us:
+            [row] = (await us.get("/api/idempotency", params={"route": "/checkout"})).json()["rows"]
+
+    request = {"key": row["key_hash"][:16], "method": "POST", "route": "/checkout"}
+    assert (request, None, []) == (
+        first["graph"]["request"],
+        first["graph"]["origin"],
+        first["graph"]["causes"],
+    )
+    assert (request, ["OrderPlaced"]) == (last["graph"]["request"], ids(last["graph"]["causes"]))
+    assert "client-key" not in str((first, last))
+    assert "app-1" not in str((first, last))
+
+
+async def test_another_tenants_key_is_not_shown(storage: SqlAlchemyStorage) -> None:
+    """An event that a request of one tenant adds for another one does not tell of the request."""
+    site = make_site(make_hub(storage))
+    found = await event(site, await call(site.hub, 7, "client-key-1", tenant="globex"))
+    assert None is found["graph"]["request"]
+    assert "checkout" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "cause", ["request:", "request:0:POST:/x", "request:" + "z" * 16 + ":P:/x"]
+)
+async def test_what_only_looks_like_a_request(
+    site: Site, storage: SqlAlchemyStorage, cause: str
+) -> None:
+    await add(storage, "a", metadata={"causation_id": cause})
+    found = await event(site, "a")
+    assert (None, cause) == (found["graph"]["request"], found["graph"]["origin"])
 
 
 async def test_another_tenants_cause_is_not_shown(site: Site, storage: SqlAlchemyStorage) -> None:

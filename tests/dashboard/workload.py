@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from semel import Hub, InMemoryMessageBus, MessageEnvelope, SqlAlchemyStorage
+import httpx2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from semel import (
+    Hub,
+    IdempotencyMiddleware,
+    InMemoryMessageBus,
+    MessageEnvelope,
+    SqlAlchemyStorage,
+)
 from semel.errors import PublishError
 from semel.retry import RetryPolicy
 from semel.settings import OutboxProjectorConfig
@@ -110,6 +122,25 @@ async def place(
         )
         await uow.commit()
         return row.id
+
+
+async def call(hub: Hub, number: int, key: str, *, tenant: str = "acme") -> str:
+    """Place an order by the shop's API, with an idempotency key; return the event's id."""
+
+    async def post(_request: Request) -> PlainTextResponse:
+        return PlainTextResponse(await place(hub, number, tenant=tenant, key="ada"))
+
+    app = IdempotencyMiddleware(
+        Starlette(routes=[Route("/checkout", post, methods=["POST"])]),
+        storage=hub.storage,
+        routes=["/checkout"],
+        principal=lambda _: "app-1",
+        tenant=lambda _: "acme",
+    )
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://shop.test") as client:
+        answer = await client.post("/checkout", headers={"Idempotency-Key": key})
+    return answer.text
 
 
 async def fill(hub: Hub, *, orders: int = 120, seed: int = 7) -> None:

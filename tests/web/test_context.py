@@ -1,6 +1,7 @@
 """A request's correlation id and trace reach the events it causes, and the services behind."""
 
 import asyncio
+import hashlib
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -12,10 +13,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from semel import Hub, MessageEnvelope, SqlAlchemyStorage, SQLAlchemyUnitOfWork
+from semel import (
+    Hub,
+    Idempotency,
+    IdempotencyMiddleware,
+    IdempotencyPolicy,
+    MessageEnvelope,
+    SqlAlchemyStorage,
+    SQLAlchemyUnitOfWork,
+    UnitOfWork,
+)
 from semel.asgi.context import RequestContextMiddleware, request_metadata
 from semel.context import carried, carry
-from semel.fastapi import unit_of_work
+from semel.fastapi import idempotency_key, unit_of_work
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -107,6 +117,53 @@ async def test_background_tasks_belong_to_their_request(semel_storage: SqlAlchem
     assert "call-17" == answer.json()
     assert ["call-17"] == seen
     assert not carried()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_an_idempotency_key_is_the_cause(
+    semel_storage: SqlAlchemyStorage, inside: bool
+) -> None:
+    """Claimed by a dependency, whichever middleware is around the other; not beyond the request."""
+    hub, app = Hub("shop", storage=semel_storage), FastAPI()
+    both = [(IdempotencyMiddleware, {"storage": semel_storage}), (RequestContextMiddleware, {})]
+    for kind, options in both if inside else both[::-1]:
+        app.add_middleware(kind, **options)
+
+    claim = idempotency_key(principal=lambda: "ada", policy=IdempotencyPolicy(required=False))
+
+    @app.post("/orders/{number}", dependencies=[Depends(claim)])
+    async def place(
+        number: int,
+        uow: Annotated[SQLAlchemyUnitOfWork, Depends(unit_of_work(hub), scope="function")],
+    ) -> dict[str, Any]:
+        record = await uow.outbox.add("orders", {"n": number})
+        await uow.commit()
+        return dict(record.event_metadata)
+
+    async with client(app) as http:
+        headers = {"X-Correlation-ID": "call-17", "Idempotency-Key": "secret-key"}
+        keyed = (await http.post("/orders/1", headers=headers)).json()
+        plain = (await http.post("/orders/1", headers={"X-Correlation-ID": "call-18"})).json()
+
+    digest = hashlib.sha256(b"secret-key").hexdigest()[:16]
+    cause = f"request:{digest}:POST:/orders/{{number}}"
+    assert {"correlation_id": "call-17", "causation_id": cause} == keyed
+    assert {"correlation_id": "call-18"} == plain
+    async with semel_storage.unit_of_work() as uow:
+        assert {} == (await uow.outbox.add("orders", {})).event_metadata
+
+
+async def test_a_function_that_runs_once_is_the_cause(semel_storage: SqlAlchemyStorage) -> None:
+    """Of what it adds for the key's tenant."""
+
+    async def place(uow: UnitOfWork) -> list[Any]:
+        async with semel_storage.unit_of_work(tenant_id="other") as other:
+            foreign = await other.outbox.add("orders", {})
+        return [(await uow.outbox.add("orders", {})).event_metadata, foreign.event_metadata]
+
+    own, foreign = await Idempotency(semel_storage).run("k", place, name="place")
+    assert own["causation_id"].endswith(":CALL:place")
+    assert {} == foreign
 
 
 async def test_an_event_that_a_message_caused_keeps_its_conversation(

@@ -12,6 +12,7 @@ from semel.asgi.policy import HEADER, IdempotencyPolicy
 from semel.asgi.request import RequestBody
 from semel.asgi.responder import Responder, send_answer
 from semel.asgi.routes import Routes
+from semel.context import requested
 from semel.envelope import DEFAULT_TENANT
 from semel.errors import ConfigurationError
 from semel.protocols import Observer
@@ -82,7 +83,8 @@ class IdempotencyMiddleware:
         # Without a key nothing can be claimed, and nothing need be remembered.
         keyed = bool(values(scope, _NAME))
         responder = Responder(self.app, call, send)
-        await responder(scope, body.receive if keyed else receive)
+        with requested(lambda: None if call.held is None else call.held.key):
+            await responder(scope, body.receive if keyed else receive)
         if keyed and responder.unclaimed:
             self._warn(scope)
 

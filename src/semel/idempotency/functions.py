@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from semel.binding import convert_to, name_of
 from semel.clock import SystemClock
+from semel.context import requested
 from semel.envelope import DEFAULT_TENANT
 from semel.errors import ConfigurationError, SerializationError
 from semel.failpoints import failpoint
@@ -88,9 +89,12 @@ class Idempotency:
             raise SerializationError("the arguments of an idempotent call cannot be compared")
         takes_uow = bool(inspect.signature(function).parameters)
         kept = _Kept(self._serializer, returns)
-        if uow is not None:
-            return await self._join(scoped, fingerprint, function, takes_uow, kept=kept, uow=uow)
-        return await self._own(scoped, fingerprint, function, takes_uow, kept=kept)
+        with requested(lambda: scoped):
+            if uow is not None:
+                return await self._join(
+                    scoped, fingerprint, function, takes_uow, kept=kept, uow=uow
+                )
+            return await self._own(scoped, fingerprint, function, takes_uow, kept=kept)
 
     async def _own(
         self,

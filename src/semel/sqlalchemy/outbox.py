@@ -13,7 +13,7 @@ from sqlalchemy.orm.attributes import manager_of_class
 from sqlalchemy.util.concurrency import in_greenlet
 
 from semel.clock import SystemClock
-from semel.context import carried
+from semel.context import carried, request_of
 from semel.envelope import MessageEnvelope, check_tenant, new_event_id
 from semel.errors import ConfigurationError, InvalidMessageError, NoTransactionError
 from semel.observer import NullObserver
@@ -178,6 +178,9 @@ class SqlAlchemyOutbox:
             metadata["correlation_id"] = self._cause.correlation_id or self._cause.event_id
             metadata["causation_id"] = self._cause.event_id
         else:
+            request = request_of(self.tenant_id)
+            if request is not None:
+                metadata["causation_id"] = request
             metadata.update(carried())
         if given is not None and not isinstance(given, Mapping):
             raise InvalidMessageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any, TypedDict
 
@@ -9,11 +10,13 @@ from semel.dashboard.calls import Call
 from semel.dashboard.views import shapes
 from semel.operations import OutboxFilter
 from semel.sqlalchemy.tables import InboxRecord, OutboxRecord
+from semel.states import REQUEST
 
 _DEPTH = 8
 _CONSUMERS = 20
 _NEARBY = 500
 _MARGIN = timedelta(seconds=2)
+_REQUEST = re.compile(f"{REQUEST}([0-9a-f]{{16}}):([^:]+):(.+)")
 
 
 class Node(TypedDict):
@@ -26,13 +29,23 @@ class Node(TypedDict):
     created_at: str | None
 
 
+class Request(TypedDict):
+    """A request by its idempotency key: the beginning of the key's hash, and where it was used."""
+
+    key: str
+    method: str
+    route: str
+
+
 class Graph(TypedDict):
     """Causes, the first one first; handlers of the event; events that these have emitted.
 
-    `origin` is what caused the first of them and is no event here: a request, by its correlation
-    id, or an event of another service. `partial`: there may be more events than were looked at.
+    `request` caused the first of them; else `origin` did, which is no event here: a request without
+    a key, by its correlation id, or an event of another service. `partial`: there may be more
+    events than were looked at.
     """
 
+    request: Request | None
     origin: str | None
     causes: list[Node]
     handlers: list[dict[str, Any]]
@@ -45,8 +58,10 @@ async def graph(call: Call, record: OutboxRecord) -> Graph:
     causes, origin = await _causes(call, record)
     handlers = await _handlers(call, record)
     following, partial = await _following(call, record, handlers)
+    request = _request(origin)
     return Graph(
-        origin=origin,
+        request=request,
+        origin=origin if request is None else None,
         causes=causes,
         handlers=[shapes.message(handler) for handler in handlers],
         following=following,
@@ -70,6 +85,11 @@ async def _causes(call: Call, record: OutboxRecord) -> tuple[list[Node], str | N
         causes.insert(0, _node(found))
         first = found
     return causes, None
+
+
+def _request(origin: str | None) -> Request | None:
+    found = _REQUEST.fullmatch(origin or "")
+    return None if found is None else Request(key=found[1], method=found[2], route=found[3])
 
 
 async def _handlers(call: Call, record: OutboxRecord) -> list[InboxRecord]:
