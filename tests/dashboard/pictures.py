@@ -19,12 +19,13 @@ from semel import Hub, SqlAlchemyStorage
 from semel.operations import OutboxFilter
 from semel.states import OutboxStatus
 from tests.dashboard.site import PASSWORD, make_site, serving
-from tests.dashboard.workload import CUSTOMERS, TENANTS, fill, make_hub, place
+from tests.dashboard.workload import CUSTOMERS, TENANTS, call, fill, make_hub, place
 from tests.services import fresh_database, tool
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 WATCHED_SECONDS = 75
+NUMBER = 10**6
 
 
 async def work(hub: Hub) -> None:
@@ -35,6 +36,16 @@ async def work(hub: Hub) -> None:
             await place(hub, number, tenant=TENANTS[number % 2], key=random.choice(CUSTOMERS))
             number += 1
         await asyncio.sleep(0.5)
+
+
+async def reserved(hub: Hub) -> str:
+    """Place an order by the API; return the event in the middle of what follows."""
+    await call(hub, NUMBER, "6a0e2f1c-8d1f")
+    while True:
+        for row in await hub.storage.outbox.search(OutboxFilter(topic="billing"), limit=40):
+            if row.payload["order"] == NUMBER:
+                return str(row.event_metadata["causation_id"])
+        await asyncio.sleep(0.1)
 
 
 async def take(browser: Browser, url: str, name: str, **options: Any) -> None:
@@ -67,11 +78,11 @@ async def main(url: str) -> None:
             with site.dashboard.live.watching(None):
                 await asyncio.sleep(WATCHED_SECONDS)
             dead = await storage.outbox.search(OutboxFilter(status=OutboxStatus.DEAD), limit=1)
-            stock = await storage.outbox.search(OutboxFilter(topic="stock"), before=10**6, limit=40)
+            stock = await reserved(hub)
             await take(browser, f"{base}/", "dashboard-overview")
             await take(browser, f"{base}/dead", "dashboard-dead-letters")
             await take(browser, f"{base}/event?id={dead[0].id}", "dashboard-event", scheme="dark")
-            await take(browser, f"{base}/event?id={stock[-1].id}", "dashboard-causes")
+            await take(browser, f"{base}/event?id={stock}", "dashboard-causes")
             await take(browser, f"{base}/", "dashboard-narrow", size=NARROW, scheme="dark")
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
