@@ -131,6 +131,7 @@ async def _delete(url: str, queue: str, exchange: str) -> None:
     connection = await aio_pika.connect(url)
     async with connection, connection.channel() as channel:
         await channel.queue_delete(queue)
+        await channel.queue_delete(f"{queue}.dead")
         await channel.exchange_delete(exchange)
 
 
