@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from driving import DSN, TEXT, main, rate
+from driving import DSN, main, rate
 from fastapi import FastAPI
 from idemkit import IdempotencyMiddleware, PostgresBackend
+from requesting import request
 from sessions import business, prepare
 from sqlalchemy import insert
 
-BODY = json.dumps({"text": TEXT[:200]}).encode()
 _numbers = count()
 
 
-async def _request(app: Any, *, keyed: bool) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
-    if keyed:
-        headers.append((b"idempotency-key", b"8e03978e-40d5-43e8-bc93-%012d" % next(_numbers)))
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/",
-        "raw_path": b"/",
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("bench", 80),
-    }
-    statuses = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": BODY, "more_body": False}
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            statuses.append(message["status"])
-
-    await app(scope, receive, send)
-    assert statuses == [200], statuses
+def _key() -> str:
+    return f"8e03978e-40d5-43e8-bc93-{next(_numbers):012d}"
 
 
 async def requests(requests: int, workers: int) -> dict[str, float]:
@@ -65,11 +36,11 @@ async def requests(requests: int, workers: int) -> dict[str, float]:
         return {"placed": True}
 
     whole = IdempotencyMiddleware(app, backend=PostgresBackend.from_url(DSN))
-    await _request(app, keyed=False)
-    await _request(whole, keyed=True)
+    await request(app, "/")
+    await request(whole, "/", _key())
     return {
-        ", without": await rate(lambda _: _request(app, keyed=False), requests, workers),
-        ", a new key": await rate(lambda _: _request(whole, keyed=True), requests, workers),
+        ", without": await rate(lambda _: request(app, "/"), requests, workers),
+        ", a new key": await rate(lambda _: request(whole, "/", _key()), requests, workers),
     }
 
 

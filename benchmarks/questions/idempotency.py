@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -12,6 +11,7 @@ from sqlalchemy import event, insert
 
 from benchmarks import peers
 from benchmarks.databases import business, storage
+from benchmarks.peers.requesting import request
 from benchmarks.questions.inbox import WORKERS, spread
 from benchmarks.runner import Answer, Bench, pick
 from semel import Hub, IdempotencyMiddleware, SqlAlchemyStorage
@@ -20,7 +20,6 @@ from semel.fastapi import idempotency_key, unit_of_work
 UNIT = "requests/s"
 BARE = "limit: without the middleware"
 NEW = "semel, a new key"
-_BODY = json.dumps({"text": "x" * 200}).encode()
 _KEY = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 _numbers = count()
 
@@ -47,38 +46,6 @@ def service(made: SqlAlchemyStorage, *, middleware: bool) -> FastAPI:
 async def _caller() -> str:
     """Who calls; a function that is not async would be run in a thread, at each request."""
     return "bench"
-
-
-async def request(app: FastAPI, path: str, key: str | None = None) -> None:
-    """Call the application as a server would."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_BODY))]
-    if key is not None:
-        headers.append((b"idempotency-key", key.encode()))
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("bench", 80),
-    }
-    statuses = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": _BODY, "more_body": False}
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            statuses.append(message["status"])
-
-    await app(scope, receive, send)
-    assert statuses == [200]
 
 
 async def statements(made: SqlAlchemyStorage, one: Callable[[], Any]) -> int:

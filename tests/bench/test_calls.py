@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from benchmarks.databases import business
-from benchmarks.questions.idempotency import request, service
+from benchmarks.peers.requesting import request
+from benchmarks.questions.idempotency import service
 from benchmarks.questions.inbox import BARE, SINGLE, sides
 from benchmarks.questions.write import transactions
 from semel.sqlalchemy.storage import SqlAlchemyStorage
