@@ -111,6 +111,7 @@ class Fetcher:
         self._down = False
         self._jammed = False
         self._paused: set[int] = set()
+        self._fresh: set[int] = set()  # just assigned
         self._next_commit = 0.0
         self._told: set[str] = set()
         self._settings = {
@@ -219,13 +220,16 @@ class Fetcher:
             if self._jammed or len(partition.entries) >= _MAX_WINDOW
         }
         self._paused &= self.partitions.keys()
+        # To the client a partition that was paused when it left is paused when it comes back.
+        maybe_paused = self._paused | (self._fresh & self.partitions.keys())
         for action, numbers in (
             (self._consumer.pause, wanted - self._paused),
-            (self._consumer.resume, self._paused - wanted),
+            (self._consumer.resume, maybe_paused - wanted),
         ):
             if numbers:
                 action([TopicPartition(self._topic, number) for number in numbers])
         self._paused = wanted
+        self._fresh.clear()
 
     def _fetch(self) -> None:
         fetched: list[Entry] = []
@@ -313,6 +317,7 @@ class Fetcher:
         for partition in assigned:
             self.partitions[partition.partition] = Partition(partition.partition)
             self._paused.discard(partition.partition)
+            self._fresh.add(partition.partition)
         self._assigned, self._down = True, False
 
     def _on_revoke(self, _: object, revoked: Iterable[Any]) -> None:
