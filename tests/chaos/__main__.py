@@ -44,10 +44,13 @@ def main() -> int:
         "export": "a run as EDN, for elle-cli",
     }
     for name, text in others.items():
-        other = commands.add_parser(name, help=text)
-        other.add_argument("rest", nargs=argparse.REMAINDER)
-        other.set_defaults(command=lambda given, name=name: _module(name).main(given.rest))
-    given = parser.parse_args()
+        other = commands.add_parser(name, help=text, add_help=False)
+        other.set_defaults(command=None, name=name)
+    given, rest = parser.parse_known_args()
+    if given.command is None:
+        return int(_module(given.name).main(rest))
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return int(given.command(given))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import compare
+from tests.chaos.__main__ import main
 from tests.chaos.compare import figures_of
 from tests.chaos.peers.relay_run import RelayRun
 
@@ -41,3 +43,17 @@ async def test_semel_loses_nothing_under_the_same_attack(tmp_path: Path) -> None
     assert [] == report.violations
     assert 3 == report.figures["crashes"]
     assert {} == report.figures["dead"]
+
+
+def test_its_options_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make chaos` gives them."""
+    given: list[list[str]] = []
+
+    def remember(arguments: list[str]) -> int:
+        given.append(arguments)
+        return 0
+
+    monkeypatch.setattr(compare, "main", remember)
+    monkeypatch.setattr("sys.argv", ["chaos", "compare", "--out", "here.json"])
+    assert 0 == main()
+    assert [["--out", "here.json"]] == given
