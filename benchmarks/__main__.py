@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.questions import NAMES
 from benchmarks.runner import Absent, Bench
+from semel.cli.work import collect_rarely
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
@@ -53,6 +54,7 @@ def keep(name: str, answers: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Ask, print a table per answer, keep the figures."""
     logging.disable(logging.WARNING)
+    collect_rarely()  # as `semel run` and `semel relay` do
     given = _arguments()
     bench = Bench(scale=given.scale, rounds=given.rounds, full=given.full, peers=given.peers)
     facts = {

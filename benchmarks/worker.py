@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.relaying import Sink
 from semel import MessageEnvelope, OutboxProjector, OutboxProjectorConfig, SqlAlchemyStorage
+from semel.cli.work import collect_rarely
 from semel.errors import PublishError
 
 _ROOT = Path(__file__).parents[1]
@@ -55,6 +56,7 @@ async def _run(url: str, options: dict[str, Any]) -> None:
         task = asyncio.create_task(projector.run_forever())
         while not projector.is_ready:
             await asyncio.sleep(0.02)
+        collect_rarely()
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)

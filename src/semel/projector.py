@@ -63,7 +63,8 @@ class OutboxProjector:
         self._clock = clock or SystemClock()
         self._observer = observer or NullObserver()
         self._window = Window(
-            max(1000, 4 * self.config.batch_size),
+            # While as much is in flight as may be, as much is at hand.
+            max(1000, 2 * self.config.batch_size * self.config.concurrency),
             grace_seconds=min(self.config.lease_seconds, _GRACE_SECONDS),
         )
         self._tenure = Tenure(

@@ -115,9 +115,12 @@ class Publisher:
         for topic, breaker in topics:
             breaker.probing = True
             yield self._probe_topic(topic, breaker)
+        size = self._config.batch_size
         while self._flights < self._config.concurrency and not self._solo:
+            if self._flights and self._window.is_filling(size, now):
+                return  # many small batches cost more than a few large ones
             free = not self._flights and not self._sent
-            batch = self._window.take(self._config.batch_size, now, solo=free)
+            batch = self._window.take(size, now, solo=free)
             if not batch:
                 return
             self._flights += 1

@@ -64,6 +64,11 @@ class Window:
         """Whether there is room for so many rows that a read is worth its statement."""
         return self.room >= self.capacity // 4
 
+    def is_filling(self, limit: int, now: float) -> bool:
+        """Tell whether fewer rows than *limit* are to be taken, and more are about to be read."""
+        self._wake_delayed(now)
+        return len(self._ready) < limit and any(lane.more for lane in self.lanes.values())
+
     @property
     def has_parked(self) -> bool:
         """Whether rows are parked for a reason that ends without a survey."""

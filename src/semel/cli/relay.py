@@ -13,7 +13,7 @@ from semel.cli.http import HELP, new_observer, work
 from semel.cli.load import load_hub
 from semel.cli.target import address
 from semel.cli.terminal import Terminal
-from semel.cli.work import reported
+from semel.cli.work import collect_rarely, reported
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def run(
         logs.tell_semel()
         what = only or "projector and consumers"
         typer.echo(f"semel runs {hub.name}: {what}; Ctrl-C ends it", err=True)
+        collect_rarely()
         asyncio.run(
             work(hub, http, projector=only != "consumers", consumers=only != "projector"),
         )
@@ -74,6 +75,7 @@ def relay(
     hub = _hub(terminal, bus, tenant, name, observer=new_observer() if http else None)
     logs.tell_semel()
     terminal.say(f"semel relays the events of {hub.name}; Ctrl-C ends it")
+    collect_rarely()
     asyncio.run(work(hub, http, projector=True, consumers=False))
 
 
