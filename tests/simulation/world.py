@@ -204,10 +204,12 @@ class World:
     def _unfinished(self) -> str:
         unsent = self.read("SELECT count(*) FROM outbox WHERE lane IS NOT NULL")[0][0]
         waiting = sum(not request.done for request in self.requests)
-        if unsent or waiting or self.broker.backlog:
+        # Before a group has had its first member the broker knows of nothing that it waits for.
+        absent = sum(node.role == "consumer" and not node.members for node in self.nodes.values())
+        if unsent or waiting or absent or self.broker.backlog:
             return (
                 f"{unsent} events unsent, {self.broker.backlog} messages not acknowledged, "
-                f"{waiting} clients without an answer"
+                f"{absent} consumers without a place, {waiting} clients without an answer"
             )
         return ""
 
