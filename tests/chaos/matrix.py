@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.chaos.report import sign
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / ".chaos"
 PAIRS = (
@@ -37,11 +39,13 @@ def run(minutes: float, seed: int) -> int:
     """Run all of it; return how much of it failed."""
     RESULTS.mkdir(exist_ok=True)
     until = time.monotonic() + minutes * 60
-    failed = [
-        name
-        for name, module, *options in layers(minutes)
-        if _call(name, module, *options, f"{RESULTS / name}.json")
-    ]
+    failed = []
+    for name, module, *options in layers(minutes):
+        path = RESULTS / f"{name}.json"
+        path.unlink(missing_ok=True)
+        if _call(name, module, *options, str(path)):
+            failed.append(name)
+        sign(path)
     each = max(0.5, (until - time.monotonic()) / 60 / len(PAIRS) - _AROUND)
     for number, (database, bus) in enumerate(PAIRS):
         options = [f"--database={database}", f"--bus={bus}", f"--seed={seed + number}"]

@@ -34,6 +34,13 @@ def save(path: Path, layer: str, figures: Result) -> None:
     path.write_text(json.dumps(about | dict(figures), indent=2) + "\n")
 
 
+def sign(path: Path) -> None:
+    """Add to the figures of a layer that has just run of which commit they are."""
+    if path.exists():
+        about = {"commit": _commit(), "date": _day(path.stat().st_mtime)}
+        path.write_text(json.dumps(about | json.loads(path.read_text()), indent=1) + "\n")
+
+
 def collect(folder: Path = RESULTS) -> dict[str, Result]:
     """Return the results of a folder by the names of their files.
 
