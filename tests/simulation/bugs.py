@@ -130,18 +130,20 @@ def answer_apart() -> None:
     """The answer to a request is stored in another transaction than its effect."""
     original = SqlAlchemyIdempotencyStore.complete
 
-    async def own(self: Idempotency, key: Any, fingerprint: str, function: Any, _uow: Any) -> bytes:
+    async def own(
+        self: Idempotency, key: Any, fingerprint: str, function: Any, _uow: Any, *, kept: Any
+    ) -> Any:
         store = self._storage.idempotency
         held = await store.claim(key, fingerprint=fingerprint, lease=self.lease, keep=self.keep)
         if held.answer is not None:
-            return held.answer.body
+            return kept.value(held.answer.body)
         if held.verdict is not Verdict.CLAIMED:
             raise refusal(held.verdict)
         async with self._storage.unit_of_work() as uow:
-            answer = self._answer(await function(uow))
+            answer, value = kept.answer(await function(uow))
             await uow.commit()
         await original(store, held, answer, keep=self.keep)
-        return answer.body
+        return value
 
     Idempotency._own = own  # type: ignore[method-assign]
 
@@ -154,6 +156,6 @@ BUGS = {
     "outage_counts": Bug(outage_counts, ("charges",)),
     "backoff_per_row": Bug(backoff_per_row, ("order",)),
     "inbox_apart": Bug(inbox_apart, ("effect",)),
-    "ack_first": Bug(ack_first, ("effect",)),
+    "ack_first": Bug(ack_first, ("effect", "order")),
     "answer_apart": Bug(answer_apart, ("idempotency",)),
 }

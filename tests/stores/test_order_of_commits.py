@@ -118,10 +118,10 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PostgreSql, "_locks", lambda *_: ([], []))
     lock = MySql._lock_slots
 
-    def pretend(self: MySql, connection: object, plan: Plan) -> object:
+    def pretend(self: MySql, connection: object, plan: Plan, unless: object) -> object:
         # A slot of its own: the statement wants one, but it excludes nobody.
         own = Plan(plan.rows, plan.partitions, plan.lanes, [random.randrange(SLOTS)], False)
-        return lock(self, connection, own)  # type: ignore[arg-type]
+        return lock(self, connection, own, unless)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MySql, "_lock_slots", pretend)
 
