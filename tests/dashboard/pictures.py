@@ -20,6 +20,7 @@ from semel.operations import OutboxFilter
 from semel.states import OutboxStatus
 from tests.dashboard.site import PASSWORD, make_site, serving
 from tests.dashboard.workload import CUSTOMERS, TENANTS, call, fill, make_hub, place
+from tests.scenarios.relaying import eventually
 from tests.services import fresh_database, tool
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
@@ -41,11 +42,16 @@ async def work(hub: Hub) -> None:
 async def reserved(hub: Hub) -> str:
     """Place an order by the API; return the event in the middle of what follows."""
     await call(hub, NUMBER, "6a0e2f1c-8d1f")
-    while True:
-        for row in await hub.storage.outbox.search(OutboxFilter(topic="billing"), limit=40):
-            if row.payload["order"] == NUMBER:
-                return str(row.event_metadata["causation_id"])
-        await asyncio.sleep(0.1)
+    found: list[str] = []
+
+    async def has_come() -> bool:
+        rows = await hub.storage.outbox.search(OutboxFilter(topic="billing"), limit=40)
+        ours = (row for row in rows if row.payload["order"] == NUMBER)
+        found.extend(str(row.event_metadata["causation_id"]) for row in ours)
+        return bool(found)
+
+    await eventually(has_come, seconds=60.0)
+    return found[0]
 
 
 async def take(browser: Browser, url: str, name: str, **options: Any) -> None:

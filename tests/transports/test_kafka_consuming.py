@@ -15,6 +15,7 @@ from semel.testing.contracts.harness import ids, message
 from semel.transports import kafka_consumer
 from semel.transports.kafka import KafkaMessageBus
 from semel.wire import decode
+from tests.scenarios.relaying import eventually
 from tests.transports.kafka_tools import (  # noqa: F401  some are fixtures
     a_bus,
     a_topic,
@@ -165,7 +166,7 @@ async def test_backpressure(bus, topic):
     async with await read(bus, topic, prefetch=10) as reader:
         fetcher = reader.subscription._fetcher
         held = await reader.take(10)
-        await _until(lambda: fetcher._paused)
+        await eventually(lambda: bool(fetcher._paused))
         assert fetcher._given <= 20
         for delivery in held:
             await delivery.ack()
@@ -179,10 +180,10 @@ async def test_what_was_paused_when_it_left_is_read_when_it_comes_back(bus):
     await bus.publish_many(sent)
     async with await read(bus, topic, prefetch=10) as reader:
         held, fetcher = await reader.take(10), reader.subscription._fetcher
-        await _until(lambda: len(fetcher._paused) == 2)
+        await eventually(lambda: len(fetcher._paused) == 2)
         async with await read(bus, topic):
-            await _until(lambda: len(fetcher.partitions) == 1)
-        await _until(lambda: len(fetcher.partitions) == 2)
+            await eventually(lambda: len(fetcher.partitions) == 1)
+        await eventually(lambda: len(fetcher.partitions) == 2)
         found = set()
         for delivery in held:
             with suppress(BusError):  # the partition has left meanwhile: it comes again
@@ -190,12 +191,6 @@ async def test_what_was_paused_when_it_left_is_read_when_it_comes_back(bus):
                 found.add(delivery.wire.headers["message_id"])
         while len(found) < len(sent):
             found.update(ids(await reader.messages(1)))
-
-
-async def _until(condition):
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_window_is_bounded(bus, topic, monkeypatch):
