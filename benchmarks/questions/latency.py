@@ -52,6 +52,7 @@ async def _commit_to_publish(bench: Bench, each: int) -> None:
 
                 async def write() -> None:
                     async with made.unit_of_work() as uow:
+                        await uow.session.connection()  # as the other side, it has begun
                         payload = {"text": TEXT, "stamp": time.monotonic_ns()}
                         for number in range(each):
                             await uow.outbox.add("orders", payload, key=f"k{number}")

@@ -20,7 +20,7 @@ async def ask(bench: Bench) -> None:
 
 
 async def _ask(bench: Bench, backend: str, name: str) -> None:
-    events = bench.size(50_000 if bench.full else 5_000, least=1000)
+    events = bench.size(50_000 if bench.full else 20_000, least=1000)
     messages = bench.size(2000 if bench.full else 300, least=100)
     async with storage(bench, backend) as made:
         url = made.engine.url.render_as_string(hide_password=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.brokers import BROKERS
+from benchmarks.cores import Usage
 from benchmarks.databases import refill, storage
 from benchmarks.relaying import CountingBus, Sink, relay
 from benchmarks.runner import Absent, Bench, pick
@@ -25,6 +26,7 @@ async def ask(bench: Bench) -> None:
 
 async def _ask(bench: Bench, name: str) -> None:
     events = bench.size(100_000 if bench.full else EVENTS.get(name, 20_000), least=2000)
+    usage = Usage()
     async with BROKERS[name](bench) as broker, storage(bench) as made:
 
         async def sink() -> float:
@@ -33,7 +35,8 @@ async def _ask(bench: Bench, name: str) -> None:
 
         async def semel() -> float:
             await refill(made, events, topic=broker.topic)
-            return await relay(made, CountingBus(broker.bus, events), events)
+            with usage.watch():
+                return await relay(made, CountingBus(broker.bus, events), events)
 
         sides = await bench.compare(
             {
@@ -59,11 +62,11 @@ async def _ask(bench: Bench, name: str) -> None:
         "semel",
         [BARE, SINK],
         RELAY_TARGETS.get(name, 0.75),
-        note=shared_cores(*(sides[side].median for side in (BARE, SINK, "semel"))),
+        note=shared_cores(*(sides[side].median for side in (BARE, SINK, "semel")), usage),
     )
 
 
-def shared_cores(bare: float, sink: float, reached: float) -> str:
+def shared_cores(bare: float, sink: float, reached: float, usage: Usage) -> str:
     """Say how far the relay gets beside the work of both limits together.
 
     Each limit has all cores for itself; the relay, its database and its broker share them.
@@ -71,5 +74,6 @@ def shared_cores(bare: float, sink: float, reached: float) -> str:
     together = 1 / (1 / bare + 1 / sink)
     return (
         f"Each limit had the machine for itself. The work of both together, at the speed of each, "
-        f"would be {together:,.0f} events/s; semel reaches {reached / together:.2f} of that."
+        f"would be {together:,.0f} events/s; semel reaches {reached / together:.2f} of that. "
+        f"While it ran, {usage}"
     )

@@ -46,6 +46,7 @@ class Charges:
 
     async def charge(self, charges: Sequence[Charge]) -> None:
         """Count an attempt against the first of each group, durably, before its key goes on."""
+        now = self._clock.monotonic()  # the wait begins with the rejection, not when it is stored
         try:
             failures = [self._failure(group[0], error) for group, error in charges]
             failpoint("relay.before_failure")
@@ -55,7 +56,6 @@ class Charges:
             for group, _ in charges:
                 self._window.give_back(group)
             raise
-        now = self._clock.monotonic()
         for (group, _), failure in zip(charges, failures, strict=True):
             if group[0].sequence in written:
                 self._after_failure(group, failure, now)

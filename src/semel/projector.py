@@ -76,6 +76,7 @@ class OutboxProjector:
             clock=self._clock,
             observer=self._observer,
         )
+        self._wake = asyncio.Event()
         self._publisher = Publisher(
             self._bus,
             store,
@@ -95,9 +96,9 @@ class OutboxProjector:
             config=self.config,
             clock=self._clock,
             observer=self._observer,
+            tell=self._wake.set,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake = asyncio.Event()
         self._stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._stopped = asyncio.Event()
@@ -153,7 +154,9 @@ class OutboxProjector:
 
     def _set_woken(self) -> None:
         self._intake.woken = True
-        self._wake.set()
+        if not self._wake.is_set():
+            self._observer.count("outbox_wakeups_total")
+            self._wake.set()
 
     async def run_forever(self) -> None:
         """Publish until `stop()` or cancellation; hands over what it holds."""
@@ -272,9 +275,7 @@ class OutboxProjector:
             )
         finally:
             waker.cancel()
-        if self._wake.is_set():
-            self._observer.count("outbox_wakeups_total")
-            self._wake.clear()
+        self._wake.clear()
         self._reap()
 
     def _reap(self) -> None:

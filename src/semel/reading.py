@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from semel.failpoints import failpoint
 from semel.protocols import Clock, Observer
@@ -20,7 +21,10 @@ _LONG = 3600.0
 
 
 class Intake:
-    """Everything that changes what is in memory happens in `read`, one thing after the other."""
+    """Everything that changes what is in memory happens in `read`, one thing after the other.
+
+    It calls *tell* when there is something to publish before it is through.
+    """
 
     def __init__(
         self,
@@ -33,9 +37,11 @@ class Intake:
         config: OutboxProjectorConfig,
         clock: Clock,
         observer: Observer,
+        tell: Callable[[], None],
     ) -> None:
         self._store = store
         self._window = window
+        self._tell = tell
         self._tenure = tenure
         self._destinations = publisher.destinations
         self._tenant_id = tenant_id
@@ -126,9 +132,10 @@ class Intake:
         if window.room > 0:
             self.woken = False
         await self._fetch(now, everything=everything, sweeping=sweeping)
-        # After it: what was just committed shall not wait.
-        if now >= self._schedule_at and await self._promote():
-            await self._fetch(now, everything=False, sweeping=False)
+        if now >= self._schedule_at:
+            self._tell()  # what was just committed shall not wait
+            if await self._promote():
+                await self._fetch(now, everything=False, sweeping=False)
 
     async def _fetch(self, now: float, *, everything: bool, sweeping: bool) -> None:
         window = self._window

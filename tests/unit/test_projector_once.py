@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from semel.projector import OutboxProjector
+from semel.retry import RetryPolicy
+from semel.settings import TopicPolicy
 from semel.sqlalchemy.storage import SqlAlchemyStorage
+from semel.testing import FakeClock
 from tests.scenarios.relaying import (
     ScriptedBus,
     add,
@@ -49,6 +53,62 @@ async def test_run_once_leaves_delayed_events_for_the_next_call(storage: SqlAlch
 
 async def _sends(each: OutboxProjector) -> bool:
     return await each.run_once() == 1
+
+
+class Slow:
+    """A store of which one method calls a function before it answers."""
+
+    def __init__(self, target: Any, method: str, delay: Callable[[], Any]) -> None:
+        self._target = target
+        self._method = method
+        self._delay = delay
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if name != self._method:
+            return value
+
+        async def slow(*given: Any, **options: Any) -> Any:
+            answer = await value(*given, **options)
+            waiting = self._delay()
+            if waiting is not None:
+                await waiting
+            return answer
+
+        return slow
+
+
+async def test_a_retry_waits_from_the_rejection_on(storage: SqlAlchemyStorage):
+    """Not from when the rejection is stored, which may take its time."""
+    bus, clock = ScriptedBus(), FakeClock()
+    bus.faults.reject(times=1)
+    await add(storage, "a")
+    slow = Slow(storage.relay, "fail", lambda: clock.advance(1))
+    policy = TopicPolicy(retry=RetryPolicy(base_seconds=2, max_seconds=2, jitter=False))
+    options = {"topics": {"orders": policy}, "lease_seconds": 30}
+    async with projector(storage, bus, clock=clock, store=slow, **options) as each:
+        assert 0 == await each.run_once()
+        clock.advance(0.9)
+        assert 0 == await each.run_once()
+        clock.advance(0.2)
+        assert 1 == await each.run_once()
+
+
+async def test_what_is_read_goes_out_before_scheduled_events_are_looked_for(
+    storage: SqlAlchemyStorage,
+):
+    """Nor does it wait for the next heartbeat, two seconds later."""
+    bus, found = ScriptedBus(), []
+
+    async def look() -> None:
+        await eventually(lambda: bus.published_ids() == ["a"], seconds=1.5)
+        found.append("a")
+
+    await add(storage, "a")
+    slow = Slow(storage.relay, "promote", look)
+    async with running(projector(storage, bus, store=slow, lease_seconds=60)):
+        await eventually(lambda: bus.published_ids() == ["a"])
+    assert ["a"] == found[:1]
 
 
 async def test_run_once_takes_a_window_at_a_time(storage: SqlAlchemyStorage):

@@ -26,6 +26,7 @@ from semel.wire.message import (
 )
 
 _EXTENSION = re.compile(r"[a-z0-9]{1,20}\Z")
+_make = tuple.__new__  # half the time of calling a NamedTuple
 _PERCENT = re.compile(r"[^!#$&-~]")  # what the HTTP binding escapes: space, ", % and non-ASCII
 
 
@@ -52,7 +53,7 @@ def encode(
         # Faster than asking for a body that is not made yet.
         document = None if "body" in own else own.get("document")
         body = envelope.body if document is None else document.encode()
-        return WireMessage(own["topic"], key, headers, body)
+        return _make(WireMessage, (own["topic"], key, headers, body))
     plain = {"message_id": envelope.event_id, "content-type": envelope.content_type}
     if mode == "raw":
         return WireMessage(envelope.topic, key, plain, envelope.body)
@@ -175,17 +176,21 @@ def _escape(value: str) -> str:
     return quote(value, safe="!#$&'()*+,/:;=?@[]<>\\^`{|}~")
 
 
-# The days of a batch are few, and a minute has one of 1440 names: to format all of a time anew
-# would take as long as the rest of the headers.
+# The days of a batch are few, and the rest of a time is four of these: to format it all anew would
+# take as long as the other headers.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTES = [f"T{number // 60:02}:{number % 60:02}:" for number in range(24 * 60)]
+_SECONDS = [f"{number:02}." for number in range(60)]
+_THOUSANDTHS = [f"{number:03}" for number in range(1000)]
 
 
 def _format_time(moment: datetime) -> str:
     since = moment - _EPOCH
-    minute, second = divmod(since.seconds, 60)
-    parts = (_format_day(since.days), _MINUTES[minute], second, since.microseconds)
-    return "%s%s%02d.%06dZ" % parts  # noqa: UP031  faster
+    seconds, micros = since.seconds, since.microseconds
+    return (
+        f"{_format_day(since.days)}{_MINUTES[seconds // 60]}{_SECONDS[seconds % 60]}"
+        f"{_THOUSANDTHS[micros // 1000]}{_THOUSANDTHS[micros % 1000]}Z"
+    )
 
 
 @lru_cache(maxsize=1024)
