@@ -165,6 +165,8 @@ class SqlAlchemyInboxGate:
             if found is None:
                 raise StorageError("the inbox refuses a row that it does not hold: see triggers")
         if _differ(found.payload_hash, receipt.payload_hash):
+            # Locks it: of two at a time, neither would see the letter that the other writes.
+            connection.execute(update(INBOX).where(_is(receipt)).values(attempts=INBOX.c.attempts))
             return Admission.CONFLICT
         if found.status == InboxStatus.PROCESSED:
             return Admission.DUPLICATE
