@@ -1,7 +1,7 @@
 """A projector in a process of its own, into a sink: `python -m benchmarks.worker '{...}'`.
 
-It says "ready" when it owns its partitions, works until its input ends, and then tells how many
-milliseconds lay between the time that each payload carries and its publication.
+It says "ready" when it owns its partitions, works until its input ends, and then tells when it
+published which event, if it was asked to.
 """
 
 from __future__ import annotations
@@ -24,28 +24,25 @@ from semel.errors import PublishError
 _ROOT = Path(__file__).parents[1]
 
 
-class StampReader(Sink):
-    """Reads from each payload when it was written; all processes share CLOCK_MONOTONIC."""
+class Notes(Sink):
+    """Notes when each event came; all processes share CLOCK_MONOTONIC."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(sys.maxsize, **options)
-        self.milliseconds: list[float] = []
+        self.moments: dict[str, int] = {}
 
     async def publish_many(
         self, messages: Sequence[MessageEnvelope]
     ) -> Sequence[PublishError | None]:
         now = time.monotonic_ns()
-        for message in messages:
-            payload = message.payload
-            if "stamp" in payload:
-                self.milliseconds.append((now - payload["stamp"]) / 1e6)
+        self.moments.update((message.event_id, now) for message in messages)
         return await super().publish_many(messages)
 
 
 async def _run(url: str, options: dict[str, Any]) -> None:
-    stamps = options.pop("stamps", False)
+    notes = options.pop("notes", False)
     delay = options.pop("delay", 0.0)
-    sink = StampReader(delay=delay) if stamps else Sink(sys.maxsize, delay=delay)
+    sink = Notes(delay=delay) if notes else Sink(sys.maxsize, delay=delay)
     async with SqlAlchemyStorage(url) as storage:
         projector = OutboxProjector(
             message_bus=sink,
@@ -62,7 +59,7 @@ async def _run(url: str, options: dict[str, Any]) -> None:
         await asyncio.to_thread(sys.stdin.read)
         await projector.stop()
         await task
-    sys.stdout.write(json.dumps(getattr(sink, "milliseconds", [])) + "\n")
+    sys.stdout.write(json.dumps(getattr(sink, "moments", {})) + "\n")
 
 
 class Workers:
@@ -77,12 +74,12 @@ class Workers:
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) / 1024
 
-    async def finish(self) -> list[float]:
-        """End them; return the milliseconds that they measured."""
-        found: list[float] = []
+    async def finish(self) -> dict[str, int]:
+        """End them; return when which event was published, in nanoseconds."""
+        found: dict[str, int] = {}
         for process in self._processes:
             out, _ = await process.communicate(b"")
-            found += json.loads(out)
+            found |= json.loads(out)
         return found
 
 

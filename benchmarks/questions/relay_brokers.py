@@ -10,7 +10,7 @@ from benchmarks.runner import Absent, Bench, pick
 
 BARE, SINK, BUS = "limit: bare producer", "limit: relay into a sink", "semel: publish_many"
 #: So many that the beginning and the end of a run do not count.
-EVENTS = {"Kafka": 40_000}
+EVENTS = {"Kafka": 80_000}
 BUS_TARGETS = {"Kafka": 0.8, "RabbitMQ quorum": 0.8}
 RELAY_TARGETS = {"RabbitMQ classic": 0.9, "Pulsar": None}
 

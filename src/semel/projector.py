@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Self
 
 from semel.clock import SystemClock
@@ -153,10 +154,10 @@ class OutboxProjector:
             loop.call_soon_threadsafe(self._set_woken)
 
     def _set_woken(self) -> None:
-        self._intake.woken = True
-        if not self._wake.is_set():
+        if not self._intake.woken:
+            self._intake.woken = True
             self._observer.count("outbox_wakeups_total")
-            self._wake.set()
+        self._wake.set()
 
     async def run_forever(self) -> None:
         """Publish until `stop()` or cancellation; hands over what it holds."""
@@ -266,15 +267,10 @@ class OutboxProjector:
         return min(moments)
 
     async def _wait(self, seconds: float) -> None:
-        waker = asyncio.ensure_future(self._wake.wait())
-        try:
-            await asyncio.wait(
-                [waker, *self._tasks.values()],
-                timeout=seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            waker.cancel()
+        """Return when a job ends or a commit wakes us, after *seconds* at the latest."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
         self._wake.clear()
         self._reap()
 
@@ -302,7 +298,8 @@ class OutboxProjector:
             self._spawn(name, function())
 
     def _spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._tasks[name] = asyncio.ensure_future(coroutine)
+        task = self._tasks[name] = asyncio.ensure_future(coroutine)
+        task.add_done_callback(lambda _: self._wake.set())
 
     async def _finish(self) -> None:
         try:

@@ -126,7 +126,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         self, partitions: Collection[int], *, tenant_id: str | None = None
     ) -> tuple[Mapping[int, int], float | None]:
         """Move scheduled rows that are due to the hot lane."""
-        waiting = _in_lanes(partitions, SCHEDULED, tenant_id)
+        waiting = self._in_lanes(partitions, SCHEDULED, tenant_id)
         wait = self._database.seconds_until(_outbox.c.available_at)
         moved: dict[int, int] = {}
         # Not behind an acknowledgement: what is read next waits for this.
@@ -252,7 +252,7 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         tenant_id: str | None = None,
     ) -> int:
         """Move parked rows back to the hot lane, but for those of blocked keys."""
-        condition = _in_lanes(partitions, PARKED, tenant_id)
+        condition = self._in_lanes(partitions, PARKED, tenant_id)
         if blocked:
             pair = tuple_(_outbox.c.tenant_id, _outbox.c.order_key)
             condition = and_(
@@ -264,6 +264,13 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
             )
         return int(result.rowcount)
 
+    def _in_lanes(
+        self, partitions: Collection[int], base: int, tenant_id: str | None
+    ) -> ColumnElement[bool]:
+        numbers = [number + base for number in partitions]
+        lanes = self._database.is_any(_outbox.c.lane, numbers)
+        return lanes if tenant_id is None else and_(lanes, _outbox.c.tenant_id == tenant_id)
+
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call *wake* soon after commits of events."""
         return self._wakeup.subscribe(wake)
@@ -273,11 +280,6 @@ class SqlAlchemyRelayStore(SqlAlchemyLeases):
         await self._wakeup.close()
         for kept in (self._reader, self._writer, self._pulse, self._transactions):
             await kept.close()
-
-
-def _in_lanes(partitions: Collection[int], base: int, tenant_id: str | None) -> ColumnElement[bool]:
-    lanes = _outbox.c.lane.in_([number + base for number in partitions])
-    return lanes if tenant_id is None else and_(lanes, _outbox.c.tenant_id == tenant_id)
 
 
 def _entry(row: Any) -> Entry:

@@ -200,6 +200,7 @@ class IdempotencyStoreContract:
         """Newest first, by any part of the scope, in pages."""
         for number in range(5):
             await claim(storage, f"k-{number}", route=f"/r-{number % 2}")
+            await asyncio.sleep(0.002)  # some databases' clocks tell milliseconds
         await claim(storage, "other", tenant_id="acme", principal="bob")
         store = storage.idempotency
         found = await store.search(tenant_id="default")
