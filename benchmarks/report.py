@@ -29,6 +29,22 @@ HEADINGS = {
     "other_databases": "MariaDB and SQLite",
     "footprint": "Memory and imports",
 }
+#: Where the profile is that says what a target would take, by question.
+REASONS = {
+    "relay_sink": "the-relay",
+    "relay_brokers": "the-relay-and-a-broker",
+    "backlog": "the-relay",
+    "disturbed": "the-relay",
+    "keys": "a-blocked-key",
+    "projectors": "the-relay",
+    "write": "writing",
+    "wakeup": "writing",
+    "latency": "latency",
+    "inbox": "the-inbox",
+    "idempotency": "idempotency-keys",
+    "other_databases": "sqlite-and-mariadb",
+    "footprint": "the-relay",
+}
 _INTRODUCTION = """\
 # Benchmarks
 
@@ -105,12 +121,21 @@ def _summary(answers: Sequence[dict[str, Any]]) -> str:
     rows = ["| question | ratio | target | |", "|---|---|---|---|"]
     for answer in answers:
         ratio = "" if answer["ratio"] is None else f"{answer['ratio']:.2f}"
-        verdict = {True: "met", False: "**missed**", None: "not measured"}[answer["met"]]
+        verdict = _verdict(answer)
         if answer["scale"] != 1:
             verdict = "a trial"
         link = f"[{answer['title']}](#{answer['question']})"
         rows.append(f"| {link} | {ratio} | {_target(answer)} | {verdict} |")
     return "\n".join([*rows, ""])
+
+
+def _verdict(answer: dict[str, Any]) -> str:
+    if answer["ratio"] is None:
+        return "not measured"
+    if answer["target"] is None:
+        return "no target"
+    reason = f"discussions/limits.md#{REASONS[answer['file']]}"
+    return "met" if answer["met"] else f"**missed**: [why]({reason})"
 
 
 def _target(answer: dict[str, Any]) -> str:
@@ -125,7 +150,8 @@ def _section(answer: dict[str, Any], image: str) -> str:
         lines += [f"![{answer['title']}](images/{image})", ""]
     if answer["ratio"] is not None:
         compared = f"{answer['measured']} / {answer['against']}"
-        lines += [f"{compared} = **{answer['ratio']:.2f}** (target {_target(answer)}).", ""]
+        target = f" (target {_target(answer)})" if answer["target"] is not None else ""
+        lines += [f"{compared} = **{answer['ratio']:.2f}**{target}.", ""]
     if answer["note"]:
         lines += [answer["note"], ""]
     if answer["absent"]:

@@ -27,8 +27,12 @@ def main(**verbs: Verb) -> None:
     """Do what the command line asks for; print the figures by name."""
     logging.disable(logging.ERROR)
     verb, options = sys.argv[1], json.loads(sys.argv[2])
-    figures = asyncio.run(verbs[verb](**options))
-    print(json.dumps(figures))
+
+    async def run() -> None:
+        print(json.dumps(await verbs[verb](**options)), flush=True)
+        os._exit(0)  # not every library lets go of a task that is cancelled
+
+    asyncio.run(run())
 
 
 async def writes(

@@ -1,72 +1,118 @@
-"""The relay as the outbox document describes it: SKIP LOCKED, PUBLISHING, SENT, its indexes.
+"""The outbox as its document describes it: sessions, SKIP LOCKED, PUBLISHING, SENT, its indexes.
 
 Batches are larger than its 100, and it never sleeps between them.
 """
 
 from __future__ import annotations
 
-import json
 import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
-import asyncpg
-from driving import BUSINESS, DSN, INSERT, PAYLOAD, TEXT, main, writes
+from driving import PAYLOAD, TEXT, main, writes
+from sessions import business, prepare
+from sqlalchemy import JSON, DateTime, Index, String, and_, func, insert, or_, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-TABLE = """
-CREATE TABLE outbox (
-    id VARCHAR(36) PRIMARY KEY, tenant_id VARCHAR(64) NOT NULL, aggregate_id VARCHAR(128),
-    aggregate_type VARCHAR(100), topic VARCHAR(128) NOT NULL,
-    occurred_at TIMESTAMP WITH TIME ZONE, payload JSON NOT NULL, event_metadata JSON NOT NULL,
-    routing_key VARCHAR(100), schema_id VARCHAR(128), schema_version INTEGER DEFAULT 1,
-    status VARCHAR(10) DEFAULT 'NEW', retry_count INTEGER DEFAULT 0,
-    retry_after TIMESTAMP WITH TIME ZONE, error_message VARCHAR(500),
-    created_at TIMESTAMP WITH TIME ZONE DEFAULT NOW()
-);
-CREATE INDEX ix_tenant_id_status ON outbox(tenant_id, status);
-CREATE INDEX ix_outbox_processing ON outbox(status, retry_after);
-CREATE INDEX ix_outbox_topic ON outbox(topic);
-"""
-ADD = """
-INSERT INTO outbox (id, tenant_id, aggregate_id, topic, occurred_at, payload, event_metadata)
-VALUES ($1, 'default', $2, 'orders', now(), $3, '{}')
-"""
-CLAIM = """
-UPDATE outbox SET status = 'PUBLISHING' WHERE id IN (
-    SELECT id FROM outbox
-    WHERE tenant_id = 'default'
-      AND (status = 'NEW' OR (status = 'FAILED' AND retry_after <= now()))
-    ORDER BY created_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
-RETURNING *
-"""
-SENT = "UPDATE outbox SET status = 'SENT' WHERE id = ANY($1)"
+BATCH = 1000
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Record(Base):
+    __tablename__ = "outbox"
+    __table_args__ = (
+        Index("ix_tenant_id_status", "tenant_id", "status"),
+        Index("ix_outbox_processing", "status", "retry_after"),
+        Index("ix_outbox_topic", "topic"),
+    )
+
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(String(64))
+    aggregate_id: Mapped[str | None] = mapped_column(String(128))
+    aggregate_type: Mapped[str | None] = mapped_column(String(100))
+    topic: Mapped[str] = mapped_column(String(128))
+    occurred_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    payload: Mapped[Any] = mapped_column(JSON)
+    event_metadata: Mapped[Any] = mapped_column(JSON)
+    routing_key: Mapped[str | None] = mapped_column(String(100))
+    schema_id: Mapped[str | None] = mapped_column(String(128))
+    schema_version: Mapped[int] = mapped_column(default=1)
+    status: Mapped[str] = mapped_column(String(10), default="NEW")
+    retry_count: Mapped[int] = mapped_column(default=0)
+    retry_after: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    error_message: Mapped[str | None] = mapped_column(String(500))
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
+
+
+class Sink:
+    """A broker that counts, and accepts everything."""
+
+    count = 0
+
+    async def publish(self, topic: str, payload: Any) -> None:
+        self.count += 1
+
+
+def _record(number: int) -> Record:
+    return Record(
+        id=str(uuid4()),
+        tenant_id="default",
+        aggregate_id=f"k{number}",
+        topic="orders",
+        occurred_at=datetime.now(UTC),
+        payload=PAYLOAD,
+        event_metadata={},
+    )
 
 
 async def relay(events: int) -> dict[str, float]:
-    connection = await asyncpg.connect(DSN)
-    await connection.execute(TABLE)
-    body = json.dumps(PAYLOAD)
-    await connection.executemany(ADD, [(str(uuid4()), f"k{n}", body) for n in range(events)])
-    await connection.execute("VACUUM ANALYZE outbox")
-    done, began = 0, time.perf_counter()
-    while rows := await connection.fetch(CLAIM):
-        done += len(rows)
-        await connection.execute(SENT, [row["id"] for row in rows])
-    assert done == events
-    return {"": events / (time.perf_counter() - began)}
+    engine, sessions = await prepare(Base.metadata)
+    async with sessions() as session:
+        session.add_all(_record(number) for number in range(events))
+        await session.commit()
+    async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        await connection.execute(text("VACUUM ANALYZE outbox"))
+    sink, began = Sink(), time.perf_counter()
+    due = or_(
+        Record.status == "NEW", and_(Record.status == "FAILED", Record.retry_after <= func.now())
+    )
+    claim = (
+        select(Record)
+        .where(Record.tenant_id == "default", due)
+        .order_by(Record.created_at)
+        .limit(BATCH)
+        .with_for_update(skip_locked=True)
+    )
+    while sink.count < events:
+        async with sessions() as session:
+            records = (await session.scalars(claim)).all()
+            for record in records:
+                record.status = "PUBLISHING"
+            await session.commit()
+            for record in records:
+                try:
+                    await sink.publish(record.topic, record.payload)
+                    record.status = "SENT"
+                except Exception as error:  # noqa: BLE001  as described
+                    record.status, record.error_message = "FAILED", str(error)[:500]
+                    record.retry_count += 1
+                    record.retry_after = datetime.now(UTC) + timedelta(seconds=1)
+            await session.commit()
+    return {"": sink.count / (time.perf_counter() - began)}
 
 
 async def write(transactions: int, connections: int) -> dict[str, float]:
-    pool = await asyncpg.create_pool(DSN, min_size=connections, max_size=connections)
-    await pool.execute(BUSINESS)
-    await pool.execute(TABLE)
-    body = json.dumps(PAYLOAD)
+    _, sessions = await prepare(Base.metadata)
 
     async def transaction(events: int, number: int) -> None:
-        async with pool.acquire() as connection, connection.transaction():
-            await connection.execute(INSERT, TEXT[:200])
-            if events:
-                rows = [(str(uuid4()), f"k{number}", body) for _ in range(events)]
-                await connection.executemany(ADD, rows)
+        async with sessions() as session:
+            await session.execute(insert(business), {"text": TEXT[:200]})
+            session.add_all(_record(number) for _ in range(events))
+            await session.commit()
 
     return await writes(transaction, transactions, connections)
 

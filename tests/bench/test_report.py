@@ -30,6 +30,17 @@ def test_every_question_has_an_answer_and_a_place_on_the_page():
     assert len(names) == len(set(names))
 
 
+def test_every_missed_target_has_its_reason():
+    page = (report.PAGE.parent / "discussions" / "limits.md").read_text()
+    headings = {
+        line.removeprefix("## ").lower().replace(" ", "-")
+        for line in page.splitlines()
+        if line.startswith("## ")
+    }
+    assert set(report.REASONS) == set(NAMES)
+    assert set(report.REASONS.values()) == headings
+
+
 def test_charts_are_well_formed():
     _, images = report.build(ANSWERS)
     for svg in images.values():
