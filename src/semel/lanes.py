@@ -21,6 +21,7 @@ class Lane:
         "leaving",
         "more",
         "partition",
+        "patient_until",
         "safe",
         "surveyed",
         "suspects",
@@ -42,6 +43,8 @@ class Lane:
         #: How many of the first rows a dead owner may have been publishing.
         self.suspects = suspects
         self.taken_over = suspects > 0
+        #: Until then rows wait that a process may have died of; set when the first is read.
+        self.patient_until: float | None = None
 
 
 class Lanes(dict[int, Lane]):

@@ -159,8 +159,11 @@ class Window:
                     # Its last owner lived to give the partition back: nobody died of it.
                     entry.status = OutboxStatus.FAILED if entry.attempts else OutboxStatus.NEW
                 elif entry.attempts:
-                    # Others shall have gone out before it is tried again.
-                    entry.wait = max(entry.wait or 0.0, self._grace)
+                    # Others shall have gone out before it is tried again: once, or a row that is
+                    # read anew whenever its wait is over would wait for ever.
+                    if lane.patient_until is None:
+                        lane.patient_until = now + self._grace
+                    entry.wait = max(entry.wait or 0.0, lane.patient_until - now)
             if entry.wait is not None:
                 entry.wait = now + entry.wait
             ready.append(entry)

@@ -281,3 +281,26 @@ class TestFloor:
         target.lanes.rewind()
         reads = target.reads(everything=True)
         assert 1 == target.feed(reads, [entry(3)], 0.0)
+
+
+def test_a_row_that_a_process_died_of_waits_once_however_many_are_behind_it():
+    """Whenever its wait was over, what was parked behind it made it be read anew, and wait anew."""
+    target = Window(1000, grace_seconds=3.0)
+    target.lanes.add(0, 1, suspects=20)
+    target.lanes[0].surveyed = True
+
+    def rows() -> list[Entry]:
+        head = entry(1, status="PUBLISHING", attempts=1, wait=-60.0)
+        return [head, *(entry(number) for number in range(2, 200))]
+
+    feed(target, *rows(), now=100.0)
+    assert [] == target.take(20, 100.0)
+    assert target.is_overflowing
+    assert [] == target.take(20, 102.9)
+    assert [] == target.take(20, 103.0)  # parked with the others, to be read in order again
+    assert target.overflowed
+    for row in target.to_park:
+        target.settle(row)
+    target.reset()
+    feed(target, *rows(), now=103.1)
+    assert [1] == numbers(target.take(20, 103.1))
