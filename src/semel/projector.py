@@ -100,6 +100,7 @@ class OutboxProjector:
             tell=self._wake.set,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._called = False
         self._stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._stopped = asyncio.Event()
@@ -154,9 +155,7 @@ class OutboxProjector:
             loop.call_soon_threadsafe(self._set_woken)
 
     def _set_woken(self) -> None:
-        if not self._intake.woken:
-            self._intake.woken = True
-            self._observer.count("outbox_wakeups_total")
+        self._intake.woken = self._called = True
         self._wake.set()
 
     async def run_forever(self) -> None:
@@ -272,6 +271,9 @@ class OutboxProjector:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         self._wake.clear()
+        if self._called:
+            self._called = False
+            self._observer.count("outbox_wakeups_total")
         self._reap()
 
     def _reap(self) -> None:
