@@ -18,7 +18,8 @@ from semel.envelope import MessageEnvelope
 from semel.errors import ConfigurationError, InvalidMessageError
 from semel.observer import NullObserver
 from semel.projector import OutboxProjector
-from semel.settings import OutboxProjectorConfig
+from semel.retry import RetryPolicy
+from semel.settings import OutboxProjectorConfig, TopicPolicy
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.transports.memory import InMemoryMessageBus
 from tests.scenarios.relaying import (
@@ -267,8 +268,10 @@ async def test_a_retry_that_is_due_during_a_probe_is_no_hot_loop(storage: SqlAlc
     bus = SilentBus(cut)
     bus.faults.reject(lambda m: m.event_id == "first", times=1)
     await add(storage, "first", key="a")
-    times = {"lease_seconds": 60.0, "retry_base_seconds": 1.0, "retry_max_seconds": 1.0}
-    async with running(projector(storage, bus, clock=clock, sweep_seconds=30.0, **times)) as relay:
+    retry = RetryPolicy(base_seconds=3.0, max_seconds=3.0, jitter=False)
+    options = {"lease_seconds": 60.0, "sweep_seconds": 30.0}
+    options |= {"topics": {"orders": TopicPolicy(retry=retry)}}
+    async with running(projector(storage, bus, clock=clock, **options)) as relay:
         await eventually(lambda: _is(storage, "first", "FAILED"))
         await add(storage, "second", key="b")
         await asked.wait()
