@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from semel.dead_letters import revive
 from semel.envelope import MessageEnvelope
 from semel.errors import TransactionMisuseError
+from semel.inbox import ConsumerInbox, Outcome
 from semel.protocols import UnitOfWork
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.states import InboxStatus
@@ -20,6 +22,7 @@ from tests.scenarios.consuming import (
     job,
     letters,
     names,
+    perform,
     record,
     sqlite_only,
     write,
@@ -282,6 +285,26 @@ async def test_the_same_id_with_another_payload_is_parked(
         letter.event_metadata["dead_letter_reason"],
         letter.payload,
     )
+
+
+async def test_another_payload_that_comes_twice_at_once_leaves_one_letter(
+    storage: SqlAlchemyStorage,
+) -> None:
+    """Failure mode C14: neither of the two could see the letter of the other, and one failed."""
+    inbox = ConsumerInbox(storage, "billing")
+
+    async def conflict(number: int) -> Outcome:
+        given = (f"m-{number}", "orders", "OrderPlaced", {"name": "b"}, perform)
+        return (await inbox.process(*given)).outcome
+
+    for number in range(5):
+        await inbox.process(f"m-{number}", "orders", "OrderPlaced", {"name": "a"}, perform)
+        found = await asyncio.gather(*(conflict(number) for _ in range(4)))
+        assert [Outcome.CONFLICT] * 4 == found
+    assert {f"m-{number}" for number in range(5)} == {
+        letter.event_metadata["dead_letter_id"] for letter in await letters(storage)
+    }
+    assert 5 == len(await letters(storage))
 
 
 async def test_dead_letters_that_cannot_be_written_are_tried_again(

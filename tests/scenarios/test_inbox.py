@@ -292,26 +292,6 @@ async def test_the_same_id_with_another_payload_is_parked(storage: SqlAlchemySto
     assert "conflict" == counts.labels["consumer_inbox_parked_total"]["reason"]
 
 
-async def test_another_payload_that_comes_twice_at_once_leaves_one_letter(
-    storage: SqlAlchemyStorage,
-) -> None:
-    """Failure mode C14: neither of the two could see the letter of the other, and one failed."""
-    inbox = ConsumerInbox(storage, "billing")
-
-    async def conflict(number: int) -> Outcome:
-        given = (f"m-{number}", "orders", "OrderPlaced", {"name": "b"}, perform)
-        return (await inbox.process(*given)).outcome
-
-    for number in range(5):
-        await inbox.process(f"m-{number}", "orders", "OrderPlaced", {"name": "a"}, perform)
-        found = await asyncio.gather(*(conflict(number) for _ in range(4)))
-        assert [Outcome.CONFLICT] * 4 == found
-    assert {f"m-{number}" for number in range(5)} == {
-        letter.event_metadata["dead_letter_id"] for letter in await letters(storage)
-    }
-    assert 5 == len(await letters(storage))
-
-
 async def test_the_order_of_keys_is_not_another_payload(storage: SqlAlchemyStorage) -> None:
     """The same document written in another way is a duplicate."""
     inbox = ConsumerInbox(storage, "billing")
