@@ -126,6 +126,11 @@ BUGS = (
         Inbox(failures=1, attempts=1, careless_burial=True),
         "state machine",
     ),
+    Case(
+        "a late delivery reopens what is DEAD",
+        Inbox(failures=2, attempts=1, reopened=True),
+        "open",
+    ),
     Case("a key is looked up, then claimed", Idempotency(check_then_act=True), "twice"),
     Case("a takeover does not check", Idempotency(takeover_without_check=True), "twice"),
     Case(

@@ -30,6 +30,7 @@ class Inbox:
     early_ack: bool = False
     forgetful: bool = False
     careless_burial: bool = False
+    reopened: bool = False
 
 
 class Consumer(NamedTuple):
@@ -47,9 +48,11 @@ class State(NamedTuple):
     left: int = 0  # so many more it may make
     row: str | None = None
     attempts: int = 0
+    again: bool = False  # it was given up, and is being tried
     holder: int = -1  # whose transaction has the row, uncommitted
     effects: int = 0
     letters: int = 0
+    acked: bool = False  # the broker sends it no more, whoever else has it
     overwritten: bool = False  # DEAD over PROCESSED
     starts: int = 0
     crashes: int = 0
@@ -72,7 +75,7 @@ def _steps(world: Inbox, state: State) -> Iterator[tuple[str, State]]:
     unacked = state.queued or (
         not world.early_ack and any(consumer.at != _IDLE for consumer in state.consumers)
     )
-    if state.left and state.queued < 2 and unacked:
+    if state.left and state.queued < 2 and unacked and not state.acked:
         yield (
             "the broker delivers it once more",
             state._replace(queued=state.queued + 1, left=state.left - 1),
@@ -80,7 +83,7 @@ def _steps(world: Inbox, state: State) -> Iterator[tuple[str, State]]:
     if state.row == DEAD and state.replays < world.replays:
         yield (
             "an operator replays it, and it is delivered twice",
-            state._replace(queued=state.queued + 2, replays=state.replays + 1),
+            state._replace(queued=state.queued + 2, replays=state.replays + 1, acked=False),
         )
     for index in range(world.consumers):
         yield from Turn(world, state, index).steps()
@@ -130,7 +133,7 @@ class Turn:
         yield from doing[own.at]()
 
     def _again(self) -> int:
-        return 0 if self.world.early_ack else 1
+        return 0 if self.world.early_ack or self.state.acked else 1
 
     def _begin(self) -> Iterator[tuple[str, State]]:
         """Count the attempt durably, before a handler that may kill the process runs."""
@@ -141,11 +144,16 @@ class Turn:
             yield self._do("goes to the gate", own._replace(at=_COUNTED))
             return
         # A replay has its attempts before it.
-        begun = 1 if state.row == DEAD else state.attempts + 1
+        again = state.row == DEAD
+        begun = 1 if again and not state.again else state.attempts + 1
         if begun > self.world.attempts:
             yield self._do("gives it up", own._replace(at=_GIVEN_UP))
             return
-        counted = {"attempts": 0 if self.world.forgetful else begun, "row": RECEIVED}
+        counted = {
+            "attempts": 0 if self.world.forgetful else begun,
+            "row": DEAD if again and not self.world.reopened else RECEIVED,
+            "again": again and not self.world.reopened,
+        }
         yield self._do("counts an attempt", own._replace(at=_COUNTED), **counted)
 
     def _admit(self) -> Iterator[tuple[str, State]]:
@@ -167,7 +175,7 @@ class Turn:
     def _handle(self) -> Iterator[tuple[str, State]]:
         state, starts = self.state, self.state.starts + 1
         if self.world.deadly:
-            back = {"queued": state.queued + 1, "starts": starts}
+            back = {"queued": state.queued + self._again(), "starts": starts}
             yield self._do("dies of the handler", Consumer(), **back, **self._ends())
             return
         yield self._do("runs the handler", self.own._replace(at=_HANDLED), starts=starts)
@@ -195,13 +203,15 @@ class Turn:
         if state.row == PROCESSED and not self.world.careless_burial:
             yield self._do("finds it processed", done)
             return
-        dead = {"row": DEAD, "letters": state.letters + 1}
+        dead = {"row": DEAD, "letters": state.letters + 1, "again": False}
         yield self._do("buries it", done, **dead, overwritten=state.row == PROCESSED)
 
     def _ack(self) -> Iterator[tuple[str, State]]:
         state = self.state
         yield self._do("acks", Consumer())
-        if state.left:
+        if not state.acked:
+            yield self._do("acks, for every copy", Consumer(), acked=True, queued=0)
+        if state.left and not state.acked:
             lost = {"queued": state.queued + 1, "left": state.left - 1}
             yield self._do("acks, which is lost", Consumer(), **lost)
 
@@ -217,7 +227,9 @@ def _broken(world: Inbox, state: State) -> str | None:
 
 
 def _stuck(state: State) -> str | None:
-    """At the end the work is done, or a letter tells why not."""
+    """At the end the work is done, or a letter tells why not; the row says which."""
     if not state.effects and not state.letters:
         return "loss: the message is gone, and its work was never done"
+    if not state.effects and state.row != DEAD:
+        return "open: the message was given up, and its row tells that it is being tried"
     return None

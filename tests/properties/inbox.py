@@ -46,6 +46,7 @@ class Row:
     status: str = PROCESSED
     attempts: int = 1
     old: bool = False
+    again: bool = False  # given up before, and counted since
 
 
 class InboxMachine(Machine):
@@ -208,10 +209,15 @@ class InboxMachine(Machine):
         if row is not None and row.status == PROCESSED:
             assert (row.attempts if status == RECEIVED else False) == found
             return
-        counted = 1 + (row.attempts if row is not None and row.status == RECEIVED else 0)
-        assert (counted if status == RECEIVED else True) == found
-        row = self.rows.setdefault(key, Row(payload))
-        row.status, row.attempts, row.old = status, counted if status == RECEIVED else 5, False
+        row = self.rows.setdefault(key, Row(payload, RECEIVED, attempts=0))
+        if status == RECEIVED:
+            row.attempts = 1 + (row.attempts if row.again or row.status == RECEIVED else 0)
+            row.again = row.status != RECEIVED
+            assert row.attempts == found
+        else:
+            row.status, row.attempts, row.again = status, 5, False
+            assert found is True
+        row.old = False
 
     @rule(key=keys)
     def forget(self, key: Key) -> None:

@@ -146,8 +146,8 @@ class InboxGate(Protocol):
     async def attempts(self, receipt: Receipt, *, add: int = 0) -> int:
         """Return the durable number of attempts of a message, after adding *add* to it.
 
-        A message that is not PROCESSED is RECEIVED afterwards; one that was DEAD or PARKED is
-        being replayed and starts from zero.
+        A message that has no row gets one that is RECEIVED. One that is DEAD or PARKED stays so
+        and starts from zero: it is being replayed, or an old delivery of it came late.
         """
 
     async def bury(self, letter: MessageEnvelope) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     event,
     inspect,
+    or_,
     select,
     update,
 )
@@ -40,6 +41,8 @@ _STAMPS = ("received_at", "processed_at")
 _CALLBACKS = "semel.after_commit"
 _CHUNK = 500
 _UNLIMITED = 2**63
+# Instead of the reason for which it was given up, which is in its letter.
+AGAIN = "again: it was given up, came once more, and is being tried"
 
 
 class SqlAlchemyInboxGate:
@@ -237,15 +240,20 @@ class SqlAlchemyInboxGate:
                 return add
             counted = connection.execute(
                 update(INBOX)
-                .where(_is(receipt), INBOX.c.status == received)
+                .where(
+                    _is(receipt),
+                    INBOX.c.status != InboxStatus.PROCESSED.value,
+                    or_(INBOX.c.status == received, INBOX.c.reason == AGAIN),
+                )
                 .values(attempts=INBOX.c.attempts + add, processed_at=database.now())
             )
             if not counted.rowcount:
-                # DEAD or PARKED and here again: a replay has its attempts before it.
+                # DEAD or PARKED and here again: a replay has its attempts before it. It may be a
+                # late copy as well, which nobody finishes if this process dies: it stays DEAD.
                 connection.execute(
                     update(INBOX)
                     .where(_is(receipt), INBOX.c.status != InboxStatus.PROCESSED.value)
-                    .values(**values, processed_at=database.now())
+                    .values(attempts=add, reason=AGAIN, processed_at=database.now())
                 )
         found = _read(connection, database, receipt)
         return 0 if found is None else int(found.attempts)

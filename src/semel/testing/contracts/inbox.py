@@ -244,12 +244,27 @@ class InboxStoreContract:
         assert [Admission.NEW] == await admit(storage, receipt())
 
     async def test_a_replay_has_its_attempts_before_it(self, storage: Storage) -> None:
-        """A DEAD message that is replayed counts from one."""
+        """A DEAD message that is replayed counts from one, each time."""
+        for _ in range(2):
+            async with transaction(storage) as gate:
+                await gate.settle(receipt(), status=InboxStatus.DEAD, attempts=5, reason="boom")
+            for expected in (1, 2, 3):
+                async with transaction(storage) as gate:
+                    assert expected == await gate.attempts(receipt(), add=1)
+        assert [Admission.NEW] == await admit(storage, receipt())
+
+    @pytest.mark.parametrize("status", [InboxStatus.DEAD, InboxStatus.PARKED])
+    async def test_what_was_given_up_stays_so_until_it_is_processed(
+        self, storage: Storage, status: InboxStatus
+    ) -> None:
+        """A late delivery may be the last: nobody would give the message up a second time."""
         async with transaction(storage) as gate:
-            await gate.settle(receipt(), status=InboxStatus.DEAD, attempts=5, reason="boom")
+            await gate.settle(receipt(), status=status, attempts=5, reason="boom")
         async with transaction(storage) as gate:
-            assert 1 == await gate.attempts(receipt(), add=1)
-        assert InboxStatus.RECEIVED == await status_of(storage)
+            await gate.attempts(receipt(), add=1)
+        assert status == await status_of(storage)
+        await admit(storage, receipt())
+        assert InboxStatus.PROCESSED == await status_of(storage)
 
     async def test_complete_records_the_duration(self, storage: Storage) -> None:
         """The duration is in the record."""
