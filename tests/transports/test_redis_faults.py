@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from semel.errors import BusError, PublishError
 from semel.testing.contracts.harness import by_key, ids, message
@@ -111,6 +113,37 @@ async def test_connection_cut_while_consuming(url):
             async with asyncio.timeout(10):
                 while await reader.subscription.lag():
                     await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("repeats", [0, 3])
+async def test_answer_lost_while_reading(url, admin, repeats):
+    """What Redis delivered and nobody received comes again, before what follows it."""
+    async with (
+        RedisMessageBus(url) as outside,
+        Proxy.before(url) as proxy,
+        Redis.from_url(proxy.url, retry=Retry(NoBackoff(), repeats)) as client,
+        RedisMessageBus(client, claim_after=3) as bus,
+        Reader(await bus.subscribe("orders", group="group")) as reader,
+    ):
+        messages = keyed(20, keys=1)
+        await outside.publish_many(messages[:1])
+        assert ["0"] == ids(await reader.messages(1))  # it has found out what was there before
+        proxy.latency = 0.3
+        await outside.publish_many(messages[1:10])
+        async with asyncio.timeout(5):
+            while await delivered(outside, admin) < 9:
+                await asyncio.sleep(0.005)
+        proxy.cut()
+        proxy.latency = 0.0
+        await outside.publish_many(messages[10:])
+        assert [str(n) for n in range(1, 20)] == ids(await read_all(reader, 19))
+
+
+async def delivered(bus, admin) -> int:
+    """Return how many messages the group has, and not acked."""
+    streams = [bus.stream("orders", n) for n in range(await bus.partitions("orders"))]
+    answers = [await admin.xpending(stream, "group") for stream in streams]
+    return sum(answer["pending"] for answer in answers)
 
 
 async def test_killed_consumer(url):

@@ -76,13 +76,19 @@ for i = 1, #flat, 2 do
 end
 """
 
-# KEYS: leases, streams... ARGV: group, consumer, room, then a partition and a token per stream.
+# KEYS: leases, streams... ARGV: group, consumer, room, then a partition, a token and the last id
+# that came per stream. Of a stream of which more was delivered, and never came, nothing is read:
+# the answer was lost with its connection, or to a client that asks again on its own.
 READ = """
 local room, found = tonumber(ARGV[3]), {}
 for i = 2, #KEYS do
   if room <= 0 then break end
-  local field, token = ARGV[2 * i], ARGV[2 * i + 1]
-  if redis.call('HGET', KEYS[1], field) == token then
+  local field, token, last = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
+  if redis.call('HGET', KEYS[1], field) ~= token then
+    -- It is another's by now.
+  elseif redis.call('XPENDING', KEYS[i], ARGV[1], '(' .. last, '+', 1)[1] then
+    found[#found + 1] = {field, false}
+  else
     local answer = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', room,
                               'STREAMS', KEYS[i], '>')
     if answer then

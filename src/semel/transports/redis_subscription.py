@@ -267,7 +267,7 @@ class RedisSubscription:
         if room <= 0 or not lanes:
             return found
         asked = [(lane, lane.token) for lane in lanes]
-        arguments = [item for lane, token in asked for item in (lane.number, token)]
+        arguments = [item for lane, token in asked for item in (lane.number, token, lane.last_id)]
         answer = await self._call(
             "READ",
             [self._control[1], *(lane.key for lane in lanes)],
@@ -276,6 +276,9 @@ class RedisSubscription:
         tokens = {lane.number: token for lane, token in asked}
         for number, entries in answer:
             lane = self._lanes[int(number)]
+            if entries is None:  # an earlier answer was lost
+                lane.next_pending = f"({lane.last_id}"
+                continue
             for identity, fields in entries:
                 self._accept(lane, tokens[lane.number], identity, fields, 1)
             lane.last_id = entries[-1][0].decode()
