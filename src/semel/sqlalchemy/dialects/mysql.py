@@ -231,9 +231,9 @@ class MySql(Database):
         """Return it as it is: a subselect with texts would become a temporary table on disk."""
         return statement
 
-    def union_of_lanes(self, lanes: Sequence[str]) -> str:
+    def select_lanes(self, columns: str, lanes: Sequence[str]) -> str:
         """Join without tables in between, for the same reason."""
-        return " UNION ALL ".join(f"({lane})" for lane in lanes)
+        return " UNION ALL ".join(f"(SELECT {columns} {lane})" for lane in lanes)
 
     def by_index(self, statement: Select[Any], table: Table, index: str) -> Select[Any]:
         """Force the index: for a LIMIT of many rows the planner sorts the whole table."""
