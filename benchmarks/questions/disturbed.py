@@ -61,7 +61,9 @@ async def _dead_tuples(bench: Bench) -> None:
         for start in range(0, dead, 1_000_000):
             await fill(littered, min(1_000_000, dead - start), name=f"dead{start}-")
             async with littered.engine.begin() as connection:
-                await connection.execute(text("DELETE FROM outbox"))
+                # By number: a scan would read all that is dead already, each time.
+                gone = text("DELETE FROM outbox WHERE sequence > :start")
+                await connection.execute(gone, {"start": start})
         rounds = 0
 
         async def undisturbed() -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -13,12 +11,12 @@ from semel.cli import shapes
 from semel.cli.command import command
 from semel.cli.exits import Exit
 from semel.cli.pages import Limit
-from semel.cli.terminal import Terminal, pairs, plain, table
-from semel.cli.times import instant
+from semel.cli.terminal import Terminal, pairs, table
 from semel.cli.work import fail
 from semel.states import IdempotencyKey, IdempotencyState
 
 if TYPE_CHECKING:
+    from semel.operations import Page
     from semel.sqlalchemy.storage import SqlAlchemyStorage
     from semel.sqlalchemy.tables import IdempotencyRecord
 
@@ -46,14 +44,11 @@ def list_(
         IdempotencyState | None, typer.Option(case_sensitive=False, help="Only in this state.")
     ] = None,
     limit: Limit = 50,
-    before: Annotated[
-        datetime | None,
-        typer.Option(parser=instant, metavar="TIME", help="Go on here, as the last page said."),
-    ] = None,
+    before: Annotated[str | None, typer.Option(help="Go on here, as the last page said.")] = None,
 ) -> None:
     """List keys, newest first."""
 
-    async def work(storage: SqlAlchemyStorage) -> Sequence[IdempotencyRecord]:
+    async def work(storage: SqlAlchemyStorage) -> Page[IdempotencyRecord, str]:
         return await storage.idempotency.search(
             tenant_id=tenant,
             principal=principal,
@@ -64,9 +59,8 @@ def list_(
         )
 
     rows = terminal.run(work)
-    following = plain(rows[-1].created_at) if len(rows) == limit else None
     terminal.show(
-        {"items": [shapes.call(row) for row in rows], "next": following},
+        {"items": [shapes.call(row) for row in rows], "next": rows.next},
         table(
             ["key", "state", "method", "route", "principal", "answer", "created", "hash"],
             [
@@ -85,7 +79,7 @@ def list_(
         ),
     )
     if not terminal.as_json:
-        terminal.say(f"more: --before {following}" if following else f"{len(rows)} keys")
+        terminal.say(f"more: --before '{rows.next}'" if rows.next else f"{len(rows)} keys")
 
 
 @command(app)

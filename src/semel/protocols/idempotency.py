@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from semel.operations import Page
     from semel.sqlalchemy.tables import IdempotencyRecord
     from semel.states import Answer, Claim, IdempotencyKey, IdempotencyState
 
@@ -73,10 +74,10 @@ class IdempotencyStore(Protocol):
         principal: str | None = None,
         route: str | None = None,
         state: IdempotencyState | None = None,
-        before: datetime | None = None,
+        before: str | None = None,
         limit: int = 50,
-    ) -> Sequence[IdempotencyRecord]:
-        """Newest first; page with *before* = the last row's `created_at`."""
+    ) -> Page[IdempotencyRecord, str]:
+        """Newest first, at most 1,000; page on with *before* = `next` of the page until None."""
 
     async def cleanup(
         self,

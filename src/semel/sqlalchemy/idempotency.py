@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar, cast
 from uuid import uuid4
@@ -29,9 +29,11 @@ from sqlalchemy.util.concurrency import greenlet_spawn
 
 from semel.errors import ConfigurationError, IdempotencyConflictError, StorageError
 from semel.failpoints import failpoint
+from semel.operations import Page
 from semel.sqlalchemy.audit import Trail
 from semel.sqlalchemy.buffer import join
 from semel.sqlalchemy.dialects import Database, database_of
+from semel.sqlalchemy.paging import NewestFirst, encode
 from semel.sqlalchemy.schema import check_schema
 from semel.sqlalchemy.tables import IdempotencyRecord
 from semel.states import Answer, Claim, IdempotencyKey, IdempotencyState, Verdict
@@ -39,6 +41,7 @@ from semel.states import Answer, Claim, IdempotencyKey, IdempotencyState, Verdic
 T = TypeVar("T")
 
 _CALLS = cast("Table", IdempotencyRecord.__table__)
+_ORDER = NewestFirst(_CALLS.c.created_at, *_CALLS.primary_key.columns)
 _STARTED = IdempotencyState.STARTED.value
 _ANSWER = ("status_code", "headers", "body", "completed_at")
 _COLLISIONS = 20
@@ -211,21 +214,24 @@ class SqlAlchemyIdempotencyStore:
         principal: str | None = None,
         route: str | None = None,
         state: IdempotencyState | None = None,
-        before: datetime | None = None,
+        before: str | None = None,
         limit: int = 50,
-    ) -> Sequence[IdempotencyRecord]:
-        """Newest first; page with *before* = the last row's `created_at`."""
+    ) -> Page[IdempotencyRecord, str]:
+        """Newest first; page on with *before* = the page's `next` until it is None."""
+        limit = max(1, min(limit, 1000))
         equals = {"tenant_id": tenant_id, "principal": principal, "route": route}
-        statement = select(IdempotencyRecord).order_by(IdempotencyRecord.created_at.desc())
+        statement = _ORDER.sort(select(IdempotencyRecord))
         for name, value in equals.items():
             if value is not None:
                 statement = statement.where(_CALLS.c[name] == value)
         if state is not None:
             statement = statement.where(_CALLS.c.state == IdempotencyState(state).value)
         if before is not None:
-            statement = statement.where(_CALLS.c.created_at < before)
+            statement = statement.where(_ORDER.behind(_ORDER.find(before)))
         async with AsyncSession(self._reader) as session:
-            return (await session.scalars(statement.limit(limit))).all()
+            rows = (await session.scalars(statement.limit(limit))).all()
+        full = len(rows) == limit
+        return Page(rows, next=encode(_ORDER.place(rows[-1])) if full else None)
 
     async def cleanup(
         self,

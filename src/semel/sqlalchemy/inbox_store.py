@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, delete, func, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Select, and_, case, delete, func, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from semel.errors import ConfigurationError
@@ -21,15 +18,14 @@ from semel.sqlalchemy.gate import INBOX
 from semel.sqlalchemy.inbox import old_records
 from semel.sqlalchemy.operator_side import OperatorSide
 from semel.sqlalchemy.outbox_cleanup import ARCHIVED_AT_ONCE, hand_over
+from semel.sqlalchemy.paging import NewestFirst, encode
 from semel.sqlalchemy.tables import InboxRecord
 from semel.states import InboxStats, InboxStatus
 
 _SCANNED = 50_000
 _WINDOW, _WINDOWS = 10_000, 5
 _KEY = (INBOX.c.tenant_id, INBOX.c.consumer_name, INBOX.c.message_id)
-#: What a page is ordered by: the index of times, and the primary key among equals.
-_ORDER = (INBOX.c.processed_at, *_KEY)
-_Place = tuple[datetime, str, str, str]
+_ORDER = NewestFirst(INBOX.c.processed_at, *_KEY)
 
 
 class SqlAlchemyInboxStore(OperatorSide):
@@ -54,34 +50,36 @@ class SqlAlchemyInboxStore(OperatorSide):
         where = where or InboxFilter()
         asked = _conditions(where)
         times = _conditions(where, only=("since", "until"))
-        place = None if before is None else _decoded(before)
+        place = None if before is None else _ORDER.find(before)
         found: list[InboxRecord] = []
         async with AsyncSession(self._reader) as session:
             for _ in range(_WINDOWS):
                 below = [
-                    INBOX.c.processed_at.is_not(None) if place is None else _before(place),
+                    INBOX.c.processed_at.is_not(None) if place is None else _ORDER.behind(place),
                     *times,
                 ]
                 # Up to where this step looks: the table may be large, and few records match.
                 edge = (
                     await session.execute(
-                        _in_order(select(*_ORDER).where(*below)).offset(_WINDOW - 1).limit(1)
+                        _ORDER.sort(select(*_ORDER.columns).where(*below))
+                        .offset(_WINDOW - 1)
+                        .limit(1)
                     )
                 ).one_or_none()
                 window = [] if edge is None else [INBOX.c.processed_at >= edge[0]]
                 rows = await session.scalars(
-                    _in_order(select(InboxRecord).where(*below, *window, *asked)).limit(
+                    _ORDER.sort(select(InboxRecord).where(*below, *window, *asked)).limit(
                         limit - len(found)
                     )
                 )
                 found += rows
                 if len(found) == limit:
-                    return Page(found, next=_encoded(_place(found[-1])))
+                    return Page(found, next=encode(_ORDER.place(found[-1])))
                 if edge is None:
                     return Page(found)
                 # The window ended within records of the same moment: all of them were looked at.
-                place = (edge[0], "", "", "")
-        return Page(found, next=None if place is None else _encoded(place))
+                place = _ORDER.end_of(edge[0])
+        return Page(found, next=None if place is None else encode(place))
 
     async def count(self, where: InboxFilter | None = None, *, cap: int = 10_000) -> Count:
         """Count matching records, up to *cap*."""
@@ -207,24 +205,6 @@ class SqlAlchemyInboxStore(OperatorSide):
                 return total
 
 
-def _in_order(query: Any) -> Any:
-    return query.order_by(*(column.desc() for column in _ORDER))
-
-
-def _before(place: _Place) -> ColumnElement[bool]:
-    """Return the condition that a record comes after *place*, which is newer.
-
-    Written out, and led by the time: not every database uses its index for a comparison of rows.
-    """
-    moment, *key = place
-    after: ColumnElement[bool] = INBOX.c.processed_at < moment
-    equal: ColumnElement[bool] = INBOX.c.processed_at == moment
-    for column, value in zip(_KEY, key, strict=True):
-        after = or_(after, and_(equal, column < value))
-        equal = and_(equal, column == value)
-    return and_(INBOX.c.processed_at <= moment, after)
-
-
 def _conditions(
     where: InboxFilter, columns: Any = INBOX.c, *, only: Any = None
 ) -> list[ColumnElement[bool]]:
@@ -241,24 +221,3 @@ def _conditions(
         else:
             found.append(columns[name] == value)
     return found
-
-
-def _place(record: InboxRecord) -> _Place:
-    assert record.processed_at is not None
-    return record.processed_at, record.tenant_id, record.consumer_name, record.message_id
-
-
-def _encoded(place: _Place) -> str:
-    moment, *key = place
-    return urlsafe_b64encode(json.dumps([moment.isoformat(), *key]).encode()).decode()
-
-
-def _decoded(text: str) -> _Place:
-    try:
-        moment, tenant, consumer, message = json.loads(urlsafe_b64decode(text.encode()))
-        place = (datetime.fromisoformat(moment), str(tenant), str(consumer), str(message))
-    except (ValueError, TypeError, Base64Error):
-        raise ConfigurationError("before must be the `next` of a page") from None
-    if place[0].tzinfo is None:
-        raise ConfigurationError("before must be the `next` of a page")
-    return place

@@ -23,19 +23,15 @@ class Keys(TypedDict):
 
 async def read(call: Call) -> Keys:
     """Return a page, the newest keys first."""
-    rows = await call.storage.idempotency.search(
+    page = await call.storage.idempotency.search(
         tenant_id=call.tenant,
         principal=call.text("principal"),
         route=call.text("route"),
         state=call.choice("state", IdempotencyState),
-        before=call.moment("before"),
+        before=call.text("before"),
         limit=call.limit,
     )
-    full = len(rows) == call.limit
-    return Keys(
-        rows=[_row(row) for row in rows],
-        next=shapes.moment(rows[-1].created_at) if full else None,
-    )
+    return Keys(rows=[_row(row) for row in page], next=page.next)
 
 
 def _row(row: IdempotencyRecord) -> dict[str, Any]:
