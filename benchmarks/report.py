@@ -34,7 +34,7 @@ REASONS = {
     "relay_sink": "the-relay",
     "relay_brokers": "the-relay-and-a-broker",
     "backlog": "the-relay",
-    "disturbed": "the-relay",
+    "disturbed": "dead-tuples",
     "keys": "a-blocked-key",
     "projectors": "the-relay",
     "write": "writing",
