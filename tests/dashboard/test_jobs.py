@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 
+from semel.dashboard.jobs import MAX_RUNNING
 from semel.operations import OutboxFilter
 from semel.sqlalchemy.storage import SqlAlchemyStorage
 from semel.states import OutboxStatus
@@ -93,14 +95,37 @@ async def test_two_operators_at_once(
     assert (EVENTS, 0) == (counts[OutboxStatus.NEW], counts[OutboxStatus.DEAD])
 
 
+def hold(
+    storage: SqlAlchemyStorage, monkeypatch: pytest.MonkeyPatch, *, after: int
+) -> asyncio.Event:
+    """Let bulk actions stop after so many batches, until the event is set."""
+    store, held = type(storage.outbox), asyncio.Event()
+    bulk = store.bulk
+
+    async def steps(self: Any, *given: Any, **options: Any) -> AsyncIterator[Any]:
+        if not after:
+            await held.wait()
+        number = 0
+        async for step in bulk(self, *given, **options):
+            yield step
+            number += 1
+            if number == after:
+                await held.wait()
+
+    monkeypatch.setattr(store, "bulk", steps)
+    return held
+
+
 async def test_cancel_keeps_what_is_done(
-    site: Site, storage: SqlAlchemyStorage, ids: list[str]
+    site: Site, storage: SqlAlchemyStorage, ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first rows in order are requeued, the others are as they were."""
+    held = hold(storage, monkeypatch, after=1)
     async with site.client("operator") as us:
         job = (await us.post("/api/jobs/requeue", json={"where": {}})).json()
         answer = await us.post("/api/jobs/cancel", json={"id": job["id"]})
         assert 200 == answer.status_code
+        held.set()
         done = await finished(us, job)
 
     assert "cancelled" == done["state"]
@@ -114,11 +139,18 @@ async def test_cancel_keeps_what_is_done(
     assert 1 == len(await storage.audit.search())
 
 
-async def test_too_many_at_once(site: Site, ids: list[str]) -> None:
+async def test_too_many_at_once(
+    site: Site, storage: SqlAlchemyStorage, ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as may run at a time are accepted, and the rest refused, while none has ended."""
+    held = hold(storage, monkeypatch, after=0)
     async with site.client("operator") as us:
         answers = await asyncio.gather(
-            *(us.post("/api/jobs/release", json={"where": {}}) for _ in range(12))
+            *(us.post("/api/jobs/release", json={"where": {}}) for _ in range(MAX_RUNNING + 4))
         )
+        held.set()
+        for answer in answers:
+            if answer.status_code == 200:
+                await finished(us, answer.json())
     statuses = sorted(answer.status_code for answer in answers)
-    assert 200 == statuses[0]
-    assert 429 == statuses[-1]
+    assert [200] * MAX_RUNNING + [429] * 4 == statuses
