@@ -42,10 +42,12 @@ async def _ask(bench: Bench, name: str) -> list[dict[str, Any]]:
 
 
 def keep(name: str, answers: list[dict[str, Any]], path: Path) -> None:
-    """Replace the answers to one question; leave the others as they are."""
+    """Replace the answers; leave others as they are, such as those beside peers without peers."""
     known: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     kept = {each: [a for a in known if a.get("file") == each] for each in NAMES}
-    kept[name] = [{**answer, "file": name} for answer in answers] or kept[name]
+    asked = {answer["question"] for answer in answers}
+    left = [answer for answer in kept[name] if answer["question"] not in asked]
+    kept[name] = [{**answer, "file": name} for answer in answers] + left
     path.parent.mkdir(exist_ok=True)
     ordered = [answer for each in NAMES for answer in kept[each]]
     path.write_text(json.dumps(ordered, indent=1) + "\n")

@@ -108,6 +108,8 @@ def test_asking_one_question_again_leaves_the_others(tmp_path: Path):
     path = tmp_path / "latest.json"
     for name in ("inbox", "write"):
         keep(name, [{"question": name, "ratio": 1}], path)
+    beside_peers = {"question": "write-peers", "ratio": 3}
+    keep("write", [{"question": "write", "ratio": 1}, beside_peers], path)
     keep("write", [{"question": "write", "ratio": 2}], path)
     kept = [(answer["question"], answer["ratio"]) for answer in json.loads(path.read_text())]
-    assert [("write", 2), ("inbox", 1)] == kept
+    assert [("write", 2), ("write-peers", 3), ("inbox", 1)] == kept
