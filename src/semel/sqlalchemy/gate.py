@@ -240,11 +240,7 @@ class SqlAlchemyInboxGate:
                 return add
             counted = connection.execute(
                 update(INBOX)
-                .where(
-                    _is(receipt),
-                    INBOX.c.status != InboxStatus.PROCESSED.value,
-                    or_(INBOX.c.status == received, INBOX.c.reason == AGAIN),
-                )
+                .where(_is(receipt), or_(INBOX.c.status == received, INBOX.c.reason == AGAIN))
                 .values(attempts=INBOX.c.attempts + add, processed_at=database.now())
             )
             if not counted.rowcount:
